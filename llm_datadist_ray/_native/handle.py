@@ -1,0 +1,89 @@
+"""The lifetime of one native engine: no call may run while it is destroyed, and none after."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llm_datadist_ray._native._ldr import lib
+from llm_datadist_ray._native.status import NativeError, NativeStatus
+
+if TYPE_CHECKING:
+    from llm_datadist_ray._native._ldr import CData
+
+_handles: weakref.WeakSet[EngineHandle] = weakref.WeakSet()
+
+
+class EngineHandle:
+    """``with handle as pointer`` brackets every native call; :meth:`close` waits until nobody is inside.
+
+    Any thread may enter, any number at once. ``wake_fd`` becomes readable when closing begins, for who waits inside.
+    """
+
+    def __init__(self, pointer: CData) -> None:
+        self._pointer = pointer
+        self._is_closing = False
+        self._is_destroyed = False
+        self._reset()
+        _handles.add(self)
+
+    def _reset(self) -> None:
+        self._num_users = 0
+        self._changed = threading.Condition(threading.Lock())
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def reset_in_child(self) -> None:
+        """The threads that were inside, or held the lock, do not exist here, and the eventfd is the parent's too."""
+        if not self._is_destroyed:
+            os.close(self.wake_fd)
+            self._reset()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._is_closing
+
+    def raise_if_closing(self) -> None:
+        if self._is_closing:
+            raise NativeError("the engine is closed: make a new one", NativeStatus.CLOSED)
+
+    def __enter__(self) -> CData:
+        with self._changed:
+            self.raise_if_closing()
+            self._num_users += 1
+        return self._pointer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._num_users -= 1
+            if self._is_closing:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Destroys the engine; repeatable, also from several threads: each returns when it is destroyed."""
+        with self._changed:
+            is_first = not self._is_closing
+            self._is_closing = True
+            if not is_first:
+                self._changed.wait_for(lambda: self._is_destroyed)
+                return
+            os.eventfd_write(self.wake_fd, 1)
+            self._changed.wait_for(lambda: self._num_users == 0)
+        lib.ldr_engine_destroy(self._pointer)
+        os.close(self.wake_fd)
+        with self._changed:
+            self._is_destroyed = True
+            self._changed.notify_all()
+
+
+def _after_fork_in_child() -> None:
+    # The native core refuses calls here by itself (LDR_ERR_FORKED).
+    for handle in _handles:
+        handle.reset_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,32 @@
+"""The decode actor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_datadist_ray.actors.decode import DecodeService
+from llm_datadist_ray.actors.member import CONCURRENCY_GROUPS, MemberActor
+from llm_datadist_ray.actors.messages import RequestReport, Reservation, TokenPiece
+from llm_datadist_ray.actors.remote import actor, method
+from llm_datadist_ray.actors.worker import WorkerCore
+from llm_datadist_ray.handoff.handoff import Handoff
+from llm_datadist_ray.types import LLMRole
+
+
+@actor(num_cpus=0, max_restarts=0, concurrency_groups=CONCURRENCY_GROUPS)
+class DecoderActor(MemberActor[DecodeService]):
+    """A Ray face on :class:`DecodeService`; errors are those of that class."""
+
+    role = LLMRole.DECODER
+
+    @method(concurrency_group="control")
+    def reserve(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> Reservation:
+        return self._serving().reserve(request_id, num_prompt_tokens, max_tokens)
+
+    @method(concurrency_group="data", num_returns="streaming")
+    def decode(self, request_id: str, handoff: Handoff) -> Iterator[TokenPiece | RequestReport]:
+        """A streaming generator. Dropping it does not stop it: call :meth:`cancel`."""
+        yield from self._serving().decode(request_id, handoff)
+
+    def _serve(self, core: WorkerCore) -> DecodeService:
+        return DecodeService(core, damaged_block=self._config.testing.overwrite_pulled_block)

@@ -1,0 +1,7 @@
+"""The cache manager of the v2 interface (spec api-cachemanager)."""
+
+from __future__ import annotations
+
+from llm_datadist_ray.cache.manager import CacheManager
+
+__all__ = ["CacheManager"]

@@ -1,0 +1,44 @@
+"""Where prompts come from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from llm_datadist_ray.cli.exits import BadInput
+
+
+def gather(texts: Sequence[str], files: Sequence[str]) -> list[str]:
+    """The prompts in order: the texts, then one per file. Raises BadInput for none at all, an empty or unreadable one.
+
+    A file is UTF-8 and is one prompt as a whole, without the newline at its very end; ``-`` is standard input.
+    """
+    if not texts and not files:
+        raise BadInput("there is nothing to ask: give --prompt TEXT or --prompt-file FILE, each as often as you like")
+    for text in texts:
+        _refuse_empty(text, "--prompt")
+    return [*texts, *(_read(file) for file in files)]
+
+
+def _read(file: str) -> str:
+    name = "standard input" if file == "-" else f"prompt file {file!r}"
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise BadInput(f"{name} cannot be read: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at offset {error.start}; "
+            "convert it first, for example with iconv"
+        ) from error
+    text = text.removesuffix("\n").removesuffix("\r")
+    _refuse_empty(text, name)
+    return text
+
+
+def _refuse_empty(text: str, name: str) -> None:
+    if not text:
+        raise BadInput(f"{name} is empty: a prompt needs at least one character")

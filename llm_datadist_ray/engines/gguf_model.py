@@ -1,0 +1,63 @@
+"""Converts a GGUF file into a Hugging Face folder (float16 safetensors, tokenizer); transformers reads the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partialmethod
+from pathlib import Path
+from unittest import mock
+
+from .models import Progress
+
+
+def convert(source: Path, folder: Path, progress: Progress) -> None:
+    """Writes the model (config, weights, generation settings) and its tokenizer with the chat template into ``folder``.
+
+    Blocks for about half a minute per 100 MB. Raises ImportError when a package of the extra ``demo`` is missing and
+    ValueError when transformers does not know the file's architecture or tokenizer.
+    """
+    try:
+        # transformers needs the first two but asks for them only in the middle of its work.
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ModuleNotFoundError as exc:
+        raise ImportError(
+            f"converting {source.name} needs the Python package {exc.name!r}; install llm-datadist-ray[demo]",
+            name=exc.name,
+        ) from exc
+
+    with _quiet():
+        progress("reading the tokenizer", 0.0)
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
+        progress("de-quantizing weights", 0.3)
+        packed = AutoModelForCausalLM.from_pretrained(
+            source.parent, gguf_file=source.name, dtype=torch.float16, local_files_only=True
+        )
+        progress("writing the converted model", 0.9)
+        # A model that was read from GGUF refuses to be saved, although its weights are plain by now.
+        config = packed.config
+        del config.quantization_config
+        with torch.device("meta"):
+            plain = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+        plain.save_pretrained(folder, state_dict=packed.state_dict())
+        tokenizer.save_pretrained(folder)
+    progress("converted", 1.0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers from logging anything but errors and from drawing progress bars; afterwards it may again."""
+    from tqdm.auto import tqdm
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        # transformers' own switch does not reach the bar of its GGUF reader.
+        with mock.patch.object(tqdm, "__init__", partialmethod(tqdm.__init__, disable=True)):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

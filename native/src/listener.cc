@@ -1,0 +1,189 @@
+#include "listener.h"
+
+#include <dirent.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <ctime>
+#include <future>
+#include <mutex>
+
+#include "admission.h"
+#include "clock.h"
+#include "engine.h"
+#include "socket.h"
+
+namespace ldr {
+namespace {
+
+constexpr size_t kMaxUnixPathBytes = 100;                 // sun_path has 108, with the NUL
+constexpr int kAcceptsPerWake = 64;
+constexpr int64_t kAcceptPauseNs = 100 * kMillisecond;    // no descriptors left: look again later instead of spinning
+constexpr time_t kAbandonedAfterS = 60;
+
+// Makes the directory, mode 0700; a directory of somebody else is refused, whatever its mode.
+Status own_directory(const std::string &path) {
+  if (mkdir(path.c_str(), 0700) < 0 && errno != EEXIST) return fail_errno(LDR_ERR_BIND, "mkdir %s", path.c_str());
+  struct stat info;
+  if (lstat(path.c_str(), &info) < 0) return fail_errno(LDR_ERR_BIND, "lstat %s", path.c_str());
+  if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid())
+    return fail(LDR_ERR_BIND, "%s is no directory of this user (uid %d): remove it or set XDG_RUNTIME_DIR", path.c_str(), int(geteuid()));
+  if ((info.st_mode & 0777) != 0700 && chmod(path.c_str(), 0700) < 0) return fail_errno(LDR_ERR_BIND, "chmod 0700 of %s", path.c_str());
+  return Status::success();
+}
+
+Status socket_directory(std::string *path_p) {
+  const char *runtime = getenv("XDG_RUNTIME_DIR");
+  if (runtime && *runtime == '/' && std::string(runtime).size() < kMaxUnixPathBytes - 50) {
+    *path_p = std::string(runtime) + "/llm_datadist_ray";
+    if (own_directory(*path_p).ok()) return Status::success();  // else it is not there or not ours, as under sudo
+  }
+  *path_p = "/tmp/llm_datadist_ray-" + std::to_string(geteuid());
+  return own_directory(*path_p);
+}
+
+bool ends_with(const std::string &text, const std::string &end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// Sockets of engines that were killed: nobody listens, so a connect is refused. One that is being made has another name until it listens.
+void remove_dead_sockets(const std::string &directory) {
+  DIR *entries = opendir(directory.c_str());
+  if (!entries) return;
+  while (dirent *entry = readdir(entries)) {
+    std::string path = directory + "/" + entry->d_name;
+    struct stat info;
+    Fd probe;
+    if (ends_with(path, ".sock")) {
+      if (!connect_unix(path, &probe).ok() && errno == ECONNREFUSED) unlink(path.c_str());
+    } else if (ends_with(path, ".new") && lstat(path.c_str(), &info) == 0 && info.st_mtime + kAbandonedAfterS < time(nullptr)) {
+      unlink(path.c_str());
+    }
+  }
+  closedir(entries);
+}
+
+}  // namespace
+
+struct Listener::Impl {
+  explicit Impl(Engine &engine) : engine(engine) {}
+
+  Engine &engine;
+  std::mutex mutex;  // one change at a time
+  std::string unix_path;
+  std::unique_ptr<Admission> admission;
+  Fd unix_socket, tcp_socket;
+  std::atomic<uint32_t> port{0};
+
+  // Runs on the loop thread, which is where descriptors of the listeners come and go; done when it returns.
+  void on_loop(const Task &task) {
+    if (engine.loop.in_loop_thread()) return task();
+    std::promise<void> done;
+    engine.loop.post([&] {
+      task();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+
+  Status watch(int fd, bool is_unix) {
+    return engine.loop.watch(fd, EPOLLIN, [this, fd, is_unix](uint32_t) { accept_some(fd, is_unix); });
+  }
+
+  void accept_some(int fd, bool is_unix) {
+    for (int i = 0; i < kAcceptsPerWake; ++i) {
+      Fd socket = accept_connection(fd);
+      if (socket) {
+        admission->take(std::move(socket), is_unix);
+        continue;
+      }
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        engine.loop.unwatch(fd);
+        engine.loop.at(now_ns() + kAcceptPauseNs, [this, fd, is_unix] {
+          if (fd == unix_socket.get() || fd == tcp_socket.get()) (void)watch(fd, is_unix);
+        });
+      }
+      return;
+    }
+  }
+
+  Status start(Fd *place, Fd socket, bool is_unix) {
+    Status status;
+    on_loop([&] {
+      *place = std::move(socket);
+      status = watch(place->get(), is_unix);
+    });
+    return status;
+  }
+
+  void end(Fd *place) {
+    on_loop([&] {
+      engine.loop.unwatch(place->get());
+      place->reset();
+    });
+  }
+};
+
+Listener::Listener(Engine &engine) : impl_(new Impl(engine)) {}
+
+Listener::~Listener() = default;
+
+Status Listener::start_unix() {
+  std::lock_guard lock(impl_->mutex);
+  std::string directory;
+  if (Status status = socket_directory(&directory); !status.ok()) return status;
+  remove_dead_sockets(directory);
+  char name[32];
+  snprintf(name, sizeof(name), "/%016llx", (unsigned long long)impl_->engine.incarnation);
+  std::string path = directory + name + ".sock", unfinished = directory + name + ".new";
+  Fd socket;
+  if (Status status = listen_unix(unfinished, &socket); !status.ok()) return status;
+  if (rename(unfinished.c_str(), path.c_str()) < 0) {
+    Status status = fail_errno(LDR_ERR_BIND, "rename to %s", path.c_str());
+    unlink(unfinished.c_str());
+    return status;
+  }
+  impl_->unix_path = path;
+  impl_->admission = std::make_unique<Admission>(impl_->engine, path);
+  return impl_->start(&impl_->unix_socket, std::move(socket), true);
+}
+
+Status Listener::listen(const std::string &ip, uint32_t port) {
+  std::lock_guard lock(impl_->mutex);
+  if (port != 0 && port == impl_->port) return Status::success();
+  impl_->end(&impl_->tcp_socket);
+  impl_->port = 0;
+  Fd socket;
+  uint32_t bound_port = 0;
+  if (Status status = listen_tcp(ip, port, &socket, &bound_port); !status.ok()) return status;
+  if (Status status = impl_->start(&impl_->tcp_socket, std::move(socket), false); !status.ok()) return status;
+  impl_->port = bound_port;
+  return Status::success();
+}
+
+void Listener::unlisten() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->end(&impl_->tcp_socket);
+  impl_->port = 0;
+}
+
+void Listener::stop() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->end(&impl_->tcp_socket);
+  impl_->end(&impl_->unix_socket);
+  impl_->port = 0;
+  if (!impl_->unix_path.empty()) unlink(impl_->unix_path.c_str());
+  impl_->on_loop([this] {
+    if (impl_->admission) impl_->admission->close();
+  });
+}
+
+uint32_t Listener::port() const { return impl_->port; }
+const std::string &Listener::unix_path() const { return impl_->unix_path; }
+
+}  // namespace ldr

@@ -1,0 +1,98 @@
+#include "stream_job.h"
+
+#include <algorithm>
+
+#include "stream.h"
+#include "stream_connection.h"
+
+namespace ldr {
+namespace {
+
+// Below this a second connection costs more than it brings; above kMaxChunkBytes chunks only take longer to be stopped.
+constexpr uint64_t kMinShareBytes = 256u << 10;
+
+class StreamPath : public Path {
+ public:
+  void run(std::shared_ptr<CopyJob> job, bool may_run_inline, std::function<void(Status)> done) override {
+    const auto &connections = job->link->data();
+    if (connections.empty()) {
+      done(fail(LDR_ERR_NO_PATH, "%s has no data connections", job->link->name().c_str()));
+      return;
+    }
+    uint64_t total_bytes = 0;
+    for (const Piece &piece : job->pieces) total_bytes += piece.size_bytes;
+    const uint64_t shares = std::min<uint64_t>(connections.size(), total_bytes / kMinShareBytes + 1);
+    const uint64_t chunk_bytes = std::clamp(total_bytes / (shares * 2) + 1, kMinShareBytes, kMaxChunkBytes);
+    const bool is_small = shares == 1 && total_bytes <= kMaxChunkBytes;
+    const uint64_t first = job->op->id;
+    LinkPtr link = job->link;
+    auto stream_job = std::make_shared<StreamJob>(std::move(job), chunk_bytes, std::move(done));
+    stream_job->hold();
+    for (uint64_t i = 0; i < shares; ++i) {
+      connections[(first + i) % connections.size()]->impl().attach(stream_job, may_run_inline && is_small);
+    }
+    stream_job->settle(Status::success(), 0);
+  }
+};
+
+}  // namespace
+
+StreamJob::StreamJob(std::shared_ptr<CopyJob> copy, uint64_t chunk_bytes, std::function<void(Status)> done)
+    : copy_(std::move(copy)), chunk_bytes_(chunk_bytes), done_(std::move(done)) {}
+
+bool StreamJob::claim(ChunkRequest *request_p, Scatter *local_p) {
+  std::lock_guard lock(mutex_);
+  if (next_piece_ == copy_->pieces.size() || !failure_.ok() || copy_->op->stopped()) return false;
+  ChunkRequest request;
+  request.cache_slot = copy_->cache_slot;
+  request.cache_version = copy_->cache_version;
+  request.has_grant = copy_->has_grant;
+  request.grant_slot = copy_->grant_slot;
+  request.grant_version = copy_->grant_version;
+  while (next_piece_ < copy_->pieces.size() && request.size_bytes < chunk_bytes_ && request.pieces.size() < kMaxChunkPieces) {
+    const Piece &piece = copy_->pieces[next_piece_];
+    uint64_t size = std::min(piece.size_bytes - next_offset_, chunk_bytes_ - request.size_bytes);
+    if (size > 0) {
+      request.pieces.push_back({piece.remote_tensor, uint32_t(size), piece.remote_offset + next_offset_});
+      local_p->add(piece.local_address + next_offset_, size);
+      request.size_bytes += size;
+      next_offset_ += size;
+    }
+    if (next_offset_ == piece.size_bytes) {
+      ++next_piece_;
+      next_offset_ = 0;
+    }
+  }
+  if (request.pieces.empty()) return false;
+  *request_p = std::move(request);
+  ++outstanding_;
+  return true;
+}
+
+void StreamJob::hold() {
+  std::lock_guard lock(mutex_);
+  ++outstanding_;
+}
+
+void StreamJob::settle(const Status &status, uint64_t bytes_moved) {
+  copy_->op->bytes_done.fetch_add(bytes_moved, std::memory_order_relaxed);
+  Status result;
+  std::function<void(Status)> done;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_.ok() && !status.ok()) failure_ = status;
+    if (--outstanding_ > 0) return;
+    // A connection claims its next chunk before it settles one, so nobody goes on from here.
+    const bool is_complete = next_piece_ == copy_->pieces.size();
+    result = failure_.ok() && !is_complete ? copy_->op->stop_status() : failure_;
+    done = std::move(done_);
+  }
+  done(result);
+}
+
+Path &stream_path() {
+  static StreamPath path;
+  return path;
+}
+
+}  // namespace ldr

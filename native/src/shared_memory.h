@@ -1,0 +1,20 @@
+// Memory of this process that same-host peers can map: sealed memfds, kept in a process-wide table (they belong to no engine).
+#pragma once
+
+#include <cstdint>
+
+#include "fd.h"
+#include "status.h"
+
+namespace ldr {
+
+Status shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_p);
+Status shared_free(void *address);
+// Which mapping holds [address, address + size)? Ids are never re-used and not 0; false when none does.
+bool shared_find(uint64_t address, uint64_t size_bytes, uint64_t *mapping_id_p, uint64_t *offset_p);
+// A duplicate of the mapping's descriptor, to be passed to a peer; empty when it is gone.
+Fd shared_fd(uint64_t mapping_id);
+// Seals demanded of a descriptor before it is mapped: nobody can make us fault by shrinking it.
+bool is_sealed(int fd);
+
+}  // namespace ldr

@@ -1,0 +1,55 @@
+"""One pair of processes per path and mode for a run; every test starts with fresh engines on both ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from llm_datadist_ray._native import parse_paths
+from tests.conformance.pair import Pair
+
+PATHS = [str(path) for path in parse_paths(os.environ.get("LDR_PATHS"))]
+MODES = ["two-sided", "remote-access"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pair_processes" in metafunc.fixturenames:
+        cases = [(path, mode) for path in PATHS for mode in MODES]
+        marker = metafunc.definition.get_closest_marker("mode")
+        if marker:
+            cases = [case for case in cases if case[1] == marker.args[0]]
+        ids = [f"{path}-{mode}" for path, mode in cases]
+        metafunc.parametrize("pair_processes", cases, ids=ids, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def pair_processes(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    path, mode = request.param
+    pair = Pair(path, mode)
+    yield pair
+    pair.stop()
+
+
+@pytest.fixture
+def idle_pair(pair_processes: Pair) -> Iterator[Pair]:
+    """Two processes without engines. After the test every byte of every cache must be what the oracle says."""
+    yield pair_processes
+    pair_processes.check_memory()
+    pair_processes.a.reset()
+    pair_processes.b.reset()
+
+
+@pytest.fixture
+def pair(idle_pair: Pair) -> Pair:
+    """Both initialised, not linked."""
+    idle_pair.init()
+    return idle_pair
+
+
+@pytest.fixture
+def linked_pair(pair: Pair) -> Pair:
+    """Linked before anything is registered, which works here and is more than the spec asks for (spec §5.7)."""
+    pair.link()
+    return pair

@@ -1,0 +1,156 @@
+"""Two processes and the oracle: what every byte of both sides' memory must be."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llm_datadist_ray import BlocksCacheKey, CacheKeyByIdAndIndex, LLMClusterInfo, LLMStatusCode, Placement
+from llm_datadist_ray._native import Path
+from tests.conformance.memory import MemoryLayout, fill
+from tests.conformance.side_process import SideProcess
+
+HOST_IP = "127.0.0.1"
+SUCCESS = LLMStatusCode.LLM_SUCCESS
+
+
+def side_env(path: str) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LLM_DATADIST_")}
+    return {**env, "LDR_PATHS": path}
+
+
+@dataclass(frozen=True)
+class CacheRef:
+    """A registered cache of one end: ``expected`` is the oracle's copy of its whole memory, gaps included."""
+
+    end: End
+    name: str
+    cache_id: int
+    layout: MemoryLayout
+    expected: np.ndarray
+
+    def tensor(self, index: int) -> np.ndarray:
+        """The oracle's tensor ``[entries, entry_bytes]``; what a transfer should do is done to it."""
+        return self.layout.tensor(self.expected, index)
+
+    def flat(self, index: int) -> np.ndarray:
+        return self.tensor(index).reshape(-1)
+
+    def key(self, batch_index: int = 0) -> CacheKeyByIdAndIndex:
+        return CacheKeyByIdAndIndex(self.end.cluster_id, self.cache_id, batch_index)
+
+
+class End:
+    """One process with its engine, its caches and what they should hold."""
+
+    def __init__(self, process: SideProcess, cluster_id: int, path: str, remote_access: bool) -> None:
+        self.process = process
+        self.cluster_id = cluster_id
+        self.path = path
+        self.remote_access = remote_access
+        self.port = 0
+        self._caches: dict[str, CacheRef] = {}
+        self._next_seed = 1000 * cluster_id
+
+    def init(self, *, listen: bool, remote_access: bool | None = None, **config: Any) -> None:
+        """``config``: further properties of LLMConfig."""
+        config.setdefault("sync_kv_timeout", 20_000)
+        remote_access = self.remote_access if remote_access is None else remote_access
+        self.port = self.process.init(self.cluster_id, listen=listen, remote_access=remote_access, **config)
+
+    def reset(self) -> None:
+        self.process.reset()
+        self._caches.clear()
+
+    def forget(self) -> None:
+        """The process has been replaced by a new one."""
+        self._caches.clear()
+
+    def cache(
+        self,
+        name: str,
+        *,
+        blocks: bool = False,
+        tensors: int = 4,
+        entries: int = 6,
+        entry_bytes: int = 96,
+        key: Any = None,
+        placement: Placement = Placement.DEVICE,
+        remote_accessible: bool | None = True,
+    ) -> CacheRef:
+        layout = MemoryLayout(tensors, entries, entry_bytes)
+        self._next_seed += 1
+        self.process.memory(name, layout, self._next_seed, shared=self.path == "shm")
+        expected = np.empty(layout.total_bytes, np.uint8)
+        fill(expected, self._next_seed)
+        cache_id = self.process.register(
+            name, blocks=blocks, key=key, placement=placement, remote_accessible=remote_accessible
+        )
+        self._caches[name] = CacheRef(self, name, cache_id, layout, expected)
+        return self._caches[name]
+
+    def blocks(self, name: str, *, model_id: int | None = 0, **kwargs: Any) -> CacheRef:
+        """A blocks cache that peers can name by model, or with None cannot."""
+        key = None if model_id is None else BlocksCacheKey(self.cluster_id, model_id)
+        return self.cache(name, blocks=True, key=key, **kwargs)
+
+    def cache_ref(self, name: str) -> CacheRef:
+        return self._caches[name]
+
+    def blocks_key(self, model_id: int = 0) -> BlocksCacheKey:
+        return BlocksCacheKey(self.cluster_id, model_id)
+
+    def info(self, *, remote: bool = True, local: bool = True, cluster_id: int | None = None) -> LLMClusterInfo:
+        """How another end would link with this one."""
+        info = LLMClusterInfo()
+        info.remote_cluster_id = self.cluster_id if cluster_id is None else cluster_id
+        if local:
+            info.append_local_ip_info(HOST_IP, 0)
+        if remote:
+            info.append_remote_ip_info(HOST_IP, self.port)
+        return info
+
+    def check_memory(self) -> None:
+        for cache in self._caches.values():
+            actual = np.frombuffer(self.process.read(cache.name), np.uint8)
+            wrong = np.flatnonzero(actual != cache.expected)
+            assert not len(wrong), (
+                f"{len(wrong)} bytes of memory {cache.name!r} of cluster {self.cluster_id} are not what they "
+                f"should be, from offset {wrong[0]} to {wrong[-1]} (tensors start at {cache.layout.offset(0)}, "
+                f"{cache.layout.tensor_bytes} bytes each)"
+            )
+
+
+class Pair:
+    """``a`` initiates and does not listen, ``b`` listens."""
+
+    def __init__(self, path: str, mode: str) -> None:
+        self.path = path
+        self.mode = mode
+        self.remote_access = mode == "remote-access"
+        self.a = End(SideProcess(side_env(path)), 1, path, self.remote_access)
+        self.b = End(SideProcess(side_env(path)), 2, path, self.remote_access)
+
+    def init(self) -> None:
+        self.a.init(listen=False)
+        self.b.init(listen=True)
+
+    def link(self) -> None:
+        assert self.a.process.link_clusters([self.b.info()], 5000) == (SUCCESS, [SUCCESS])
+
+    def check_memory(self) -> None:
+        self.a.check_memory()
+        self.b.check_memory()
+
+    def check_only_path_used(self) -> None:
+        """All bytes that this end's transfers moved went over the pair's path."""
+        info = self.a.process.info()
+        moved = {path for path in Path if info.bytes_pulled.get(path, 0) + info.bytes_pushed.get(path, 0)}
+        assert moved == {Path[self.path.upper()]}
+
+    def stop(self) -> None:
+        self.a.process.stop()
+        self.b.process.stop()

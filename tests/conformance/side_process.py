@@ -1,0 +1,89 @@
+"""The test's end of a :mod:`tests.conformance.side` process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.memory import MemoryLayout
+
+_ROOT = Path(__file__).resolve().parents[2]
+_CALL_TIMEOUT_S = 120.0
+
+
+class SideProcess:
+    """Every other attribute is a command of :class:`tests.conformance.side.Side`; what it raises is raised here."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._env = env
+        self.start_process()
+
+    def start_process(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            module = ["-m", "tests.conformance.side", str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-W", "error", *module],
+                cwd=_ROOT,
+                env=self._env,
+                pass_fds=[theirs.fileno()],
+            )
+        self._connection = Connection(ours.detach())
+        self.pid = self._answer()
+        self.memories: dict[str, MemoryLayout] = {}
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.begin(method, *args, **kwargs)
+            return self.end()
+
+        return call
+
+    def begin(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Sends a command whose answer :meth:`end` waits for."""
+        self._connection.send((method, args, kwargs))
+
+    def end(self) -> Any:
+        return self._answer()
+
+    def _answer(self) -> Any:
+        if not self._connection.poll(_CALL_TIMEOUT_S):
+            self._process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs
+            raise TimeoutError(f"process {self._process.pid} gave no answer within {_CALL_TIMEOUT_S} s")
+        try:
+            is_ok, value = self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise RuntimeError(f"process {self._process.pid} died: {self._process.wait()}") from error
+        if not is_ok:
+            raise value
+        return value
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def restart(self) -> None:
+        """Kills the process (if somebody has not done so) and starts another one."""
+        self.kill()
+        self.start_process()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+    def stop(self) -> None:
+        """Lets it end by itself, which includes finalizing; fails if it does not, or badly."""
+        self._connection.close()
+        try:
+            code = self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)
+            self._process.wait()
+            raise
+        assert code == 0, f"process {self.pid} ended with {code}"

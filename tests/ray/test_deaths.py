@@ -1,0 +1,111 @@
+"""Members and the coordinator are killed while they are needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import ray
+
+from llm_datadist_ray import DisaggCluster
+from llm_datadist_ray.actors import RequestError, RequestFailed
+from llm_datadist_ray.actors.messages import JoinRequest
+from llm_datadist_ray.actors.names import COORDINATOR_NAME, namespace_of
+from llm_datadist_ray.engines.base import Engine
+from llm_datadist_ray.types import LLMRole
+from tests.ray.helpers import alone, is_at_rest, member, wait_until, worker
+
+pytestmark = pytest.mark.faults
+
+
+class Request(threading.Thread):
+    """One request in its own thread; ``error`` and ``ended_at`` tell how it went."""
+
+    def __init__(self, cluster: DisaggCluster, prompt: str, max_tokens: int) -> None:
+        super().__init__()
+        self.first_token = threading.Event()
+        self.error: RequestError | None = None
+        self.ended_at = 0.0
+        self._stream = cluster.stream(prompt, max_tokens=max_tokens)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for _ in self._stream:
+                self.first_token.set()
+        except RequestError as error:
+            self.error = error
+        self.ended_at = time.monotonic()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def check_failed_within_a_second(request: Request, killed_at: float, name: str, pid: int, step: str) -> None:
+    request.join(timeout=10)
+    assert isinstance(request.error, RequestFailed), request.error
+    assert request.ended_at - killed_at < 1.0
+    assert name in request.error.member
+    assert (request.error.step, request.error.elapsed_s > 0) == (step, True)
+    for part in (name, f"pid {pid}", step, "ms", "has died", "try again"):
+        assert part in str(request.error)
+
+
+def test_prompt_killed_during_prefill(launch: Callable[..., DisaggCluster]) -> None:
+    cluster = launch("kill-p", prompt={"num_blocks": 260}, decoder={"num_blocks": 260})
+    cluster.generate("link first", max_tokens=1)
+    victim = member(cluster, "prompt")
+    pids = [status.pid for status in cluster.status().members]
+    request = Request(cluster, "x" * 4000, 5)
+    wait_until(lambda: worker(cluster, "prompt").blocks.working > 0, 10.0)
+    os.kill(victim.pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    check_failed_within_a_second(request, killed_at, "prompt-0", victim.pid, "prefill")
+    wait_until(lambda: [status.role for status in cluster.status().members] == ["decoder"], 1.0)
+    wait_until(lambda: is_at_rest(cluster), 1.0)
+    with pytest.raises(RequestFailed, match="no prompt actor is alive"):
+        cluster.generate("anybody there?")
+    cluster.shutdown()
+    wait_until(lambda: all(is_gone(pid) for pid in pids), 5.0)
+
+
+def test_decoder_killed_while_it_decodes(launch: Callable[..., DisaggCluster], long_story: str) -> None:
+    cluster = launch("kill-d")
+    victim = member(cluster, "decoder")
+    request = Request(cluster, long_story, 600)
+    assert request.first_token.wait(20.0)
+    os.kill(victim.pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    check_failed_within_a_second(request, killed_at, "decoder-0", victim.pid, "decode")
+    wait_until(lambda: [status.role for status in cluster.status().members] == ["prompt"], 1.0)
+    wait_until(lambda: is_at_rest(cluster), 1.0)
+    with pytest.raises(RequestFailed, match="no decoder actor is alive"):
+        cluster.generate("anybody there?")
+
+
+def test_requests_go_on_without_the_coordinator_and_ids_are_not_used_again(
+    launch: Callable[..., DisaggCluster], reference: Engine
+) -> None:
+    cluster = launch("kill-c")
+    cluster.generate("link first", max_tokens=1)
+    before = cluster.status()
+    os.kill(before.coordinator_pid, signal.SIGKILL)
+    assert cluster.generate("go on", max_tokens=8).token_ids == alone(reference, "go on", 8)
+    after = cluster.status()  # waits for Ray to start the coordinator again
+    assert after.coordinator_pid != before.coordinator_pid
+    assert [status.incarnation for status in after.members] == [status.incarnation for status in before.members]
+    coordinator = ray.get_actor(COORDINATOR_NAME, namespace=namespace_of("kill-c"))
+    request = JoinRequest("late", LLMRole.PROMPT, "127.0.0.1", os.getpid())
+    new_id = ray.get(coordinator.join.remote(request)).cluster_id
+    assert new_id not in {status.cluster_id for status in before.members}
+    os.kill(member(cluster, "decoder").pid, signal.SIGKILL)
+    wait_until(lambda: [status.role for status in cluster.status().members] == ["prompt"], 2.0)

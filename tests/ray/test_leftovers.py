@@ -1,0 +1,66 @@
+"""A whole life in a process of its own leaves nothing behind: no process, no shared memory, no socket."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from tests.ray.helpers import wait_until
+
+LIFE = """
+import sys
+from llm_datadist_ray import DisaggCluster
+from tests.ray.helpers import tiny_config
+
+sentences = []
+with DisaggCluster.launch(tiny_config("leftovers"), on_progress=sentences.append) as cluster:
+    assert cluster.generate("hello", max_tokens=4).token_ids
+print("\\n".join(sentences))
+"""
+REPOSITORY = Path(__file__).parents[2]
+
+
+def processes_with(mark: str) -> list[int]:
+    """Processes that inherited the mark; those of others cannot be read and are not ours."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def shared_objects() -> set[str]:
+    sockets = Path(tempfile.gettempdir()) / f"llm_datadist_ray-{os.getuid()}"
+    folders = [Path("/dev/shm"), sockets, Path(os.environ.get("XDG_RUNTIME_DIR", sockets)) / "llm_datadist_ray"]
+    return {str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()}
+
+
+def test_a_whole_life_leaves_nothing_behind() -> None:
+    mark = f"LDR_TEST_MARK={uuid.uuid4().hex}"
+    name, _, value = mark.partition("=")
+    before = shared_objects()
+    life = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", LIFE],
+        cwd=REPOSITORY,
+        env={**os.environ, name: value},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert life.returncode == 0, life.stderr
+    assert "starting Ray on this host (2 CPUs)" in life.stdout
+    for actor in ("prompt-0", "decoder-0"):
+        assert f"{actor}: loading model tiny" in life.stdout
+        assert f"{actor}: ready as cluster" in life.stdout
+    assert "Traceback" not in life.stderr
+    wait_until(lambda: processes_with(mark) == [], 10.0)
+    assert shared_objects() - before == set()
