@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llm_datadist_ray.actors.errors import RequestFailed, RequestRejected
+from llm_datadist_ray.actors.errors import RequestCancelled, RequestFailed, RequestRejected
 from llm_datadist_ray.actors.messages import PhaseTimes, RequestReport, Reservation, TokenPiece
 from llm_datadist_ray.actors.request_table import RequestTable
 from llm_datadist_ray.actors.status import WorkerStatus
@@ -73,18 +74,13 @@ class DecodeService:
 
     def decode(self, request_id: str, handoff: Handoff) -> Iterator[TokenPiece | RequestReport]:
         """Fetches the KV and yields each token, the last item is the report. Blocks while it computes; its blocks are
-        free when the iterator ends or is closed. RequestFailed naming member and step, RequestCancelled."""
-        slot = self._requests.begin(request_id)
-        try:
-            fetched = self._fetch(slot, handoff)
-            fetched_at = time.monotonic()
-            output = _Output()
-            yield from self._generate(request_id, slot, handoff, output)
-            decode_s = time.monotonic() - fetched_at
-            yield self._report(handoff, fetched, output, decode_s)
-        finally:
-            self._core.allocator.release(request_id)
-            self._requests.end(request_id)
+        free when the iterator ends or is closed. RequestFailed naming member and step.
+
+        A cancelled request ends without a report and without an error: its client may be gone, and Ray logs an error
+        that nobody fetches.
+        """
+        with contextlib.suppress(RequestCancelled):
+            yield from self._decode(request_id, self._requests.begin(request_id), handoff)
 
     def cancel(self, request_id: str) -> None:
         """Any phase, idempotent. What has begun ends at its next token, or with its transfer."""
@@ -93,6 +89,17 @@ class DecodeService:
 
     def status(self) -> WorkerStatus:
         return self._core.status(num_requests=len(self._requests), grants=None)
+
+    def _decode(self, request_id: str, slot: _Slot, handoff: Handoff) -> Iterator[TokenPiece | RequestReport]:
+        try:
+            fetched = self._fetch(slot, handoff)
+            fetched_at = time.monotonic()
+            output = _Output()
+            yield from self._generate(request_id, slot, handoff, output)
+            yield self._report(handoff, fetched, output, time.monotonic() - fetched_at)
+        finally:
+            self._core.allocator.release(request_id)
+            self._requests.end(request_id)
 
     def _fetch(self, slot: _Slot, handoff: Handoff) -> Fetched:
         if handoff.num_tokens != slot.num_prompt_tokens:
@@ -106,6 +113,7 @@ class DecodeService:
         try:
             fetched = self._sink.fetch(handoff, pulled, timeout_s=self._core.timeout_s)
         except FetchFailed as error:
+            self._requests.check(handoff.request_id)  # a cancel at the source is no failure
             raise RequestFailed(
                 f"{error}; nothing was decoded, try again",
                 member=f"prompt {handoff.source_cluster_id}",

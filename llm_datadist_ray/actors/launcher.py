@@ -129,7 +129,7 @@ class Launcher:
         num_read = dict.fromkeys(self.members, 0)
         news = {handle.progress.remote(0): name for name, handle in self.members.items()}
         started_at = time.monotonic()
-        while starts:
+        while starts or news:
             (ref,), _ = ray.wait([*starts, *news], num_returns=1)
             if ref in starts:
                 name = starts.pop(ref)

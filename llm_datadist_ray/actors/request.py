@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -21,18 +22,23 @@ _HANDOFF_STEPS = ("open", "transfer", "close")
 class RequestStream:
     """Iterates over the tokens as they come; nothing starts before the first one is asked for.
 
-    :attr:`report` is there once the iteration has ended normally. A client that stops early, by :meth:`close`,
-    :meth:`cancel` or by dropping this object, frees both sides. Iterate from one thread; any may cancel.
+    A client that stops early, by :meth:`close`, :meth:`cancel` or by dropping this object, frees both sides. Iterate
+    from one thread; any may cancel.
     """
 
     def __init__(self, router: Router, request: GenerateRequest) -> None:
-        self.request = request
-        self.report: RequestReport | None = None
-        self._router = router
-        self._route: Route | None = None
-        self._is_cancelled = False
-        self._started_at = 0.0
-        self._pieces = self._run()
+        # The generator must not know this object: dropping it then closes the generator at once.
+        self._passage = _Passage(router, request)
+        self._pieces = self._passage.run()
+
+    @property
+    def request(self) -> GenerateRequest:
+        return self._passage.request
+
+    @property
+    def report(self) -> RequestReport | None:
+        """There once the iteration has ended normally."""
+        return self._passage.report
 
     def __iter__(self) -> Iterator[TokenPiece]:
         return self
@@ -47,12 +53,27 @@ class RequestStream:
 
     def cancel(self) -> None:
         """From any thread: both sides free what they hold; an iteration that waits ends with RequestCancelled."""
+        self._passage.cancel()
+
+
+class _Passage:
+    """The request on its way: admit, reserve, prefill, decode; on any failure both sides are cancelled."""
+
+    def __init__(self, router: Router, request: GenerateRequest) -> None:
+        self.request = request
+        self.report: RequestReport | None = None
+        self._router = router
+        self._route: Route | None = None
+        self._is_cancelled = False
+        self._started_at = 0.0
+
+    def cancel(self) -> None:
         self._is_cancelled = True
         route = self._route
         if route is not None:
             self._cancel_both(route)
 
-    def _run(self) -> Generator[TokenPiece, None, None]:
+    def run(self) -> Generator[TokenPiece, None, None]:
         self._started_at = time.monotonic()
         with self._router.route(self.request.request_id) as route:
             self._route = route
@@ -61,9 +82,10 @@ class RequestStream:
             except RequestError as error:
                 self._cancel_both(route)
                 if self._is_cancelled and not isinstance(error, RequestCancelled):
-                    raise RequestCancelled(f"request {self.request.request_id} was cancelled") from error
+                    raise self._cancelled() from error
                 if isinstance(error, RequestFailed) and error.step in _HANDOFF_STEPS:
-                    self._router.report_broken_link(route)
+                    with contextlib.suppress(RequestFailed):  # this request's own failure is the one to tell
+                        self._router.report_broken_link(route)
                 raise
             except BaseException:
                 # The client went away (GeneratorExit), or was interrupted.
@@ -89,6 +111,8 @@ class RequestStream:
             else:
                 first_token_s = first_token_s or time.monotonic() - self._started_at
                 yield item
+        if self.report is None:  # a decoder ends a cancelled request without a word
+            raise self._cancelled()
 
     def _call(self, step: str, member: MemberRecord, ref: Any) -> Any:
         try:
@@ -106,7 +130,10 @@ class RequestStream:
 
     def _check_cancelled(self) -> None:
         if self._is_cancelled:
-            raise RequestCancelled(f"request {self.request.request_id} was cancelled")
+            raise self._cancelled()
+
+    def _cancelled(self) -> RequestCancelled:
+        return RequestCancelled(f"request {self.request.request_id} was cancelled")
 
     def _failed(self, step: str, member: MemberRecord, reason: str) -> RequestFailed:
         elapsed_s = time.monotonic() - self._started_at

@@ -8,7 +8,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llm_datadist_ray.engines.base import Engine, EngineSpec
+    from llm_datadist_ray.actors.cluster_config import ClusterConfig
+    from llm_datadist_ray.engines.base import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,14 @@ def compare(token_ids: Sequence[int], reference: Sequence[int]) -> CheckResult:
 class Reference:
     """The model in this process. Loading it blocks for seconds; generating for as long as the model takes."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, config: ClusterConfig) -> None:
         from llm_datadist_ray import engines
 
-        self._engine: Engine = engines.create(spec)
+        self._engine: Engine = engines.create(config.engine_spec())
+        self._max_context_tokens = config.model.max_context_tokens or self._engine.max_context_tokens
 
     def check(self, token_ids: Sequence[int], prompt: str, *, chat: bool, max_tokens: int) -> CheckResult:
         prompt_ids = self._engine.encode(prompt, chat=chat)
-        return compare(token_ids, self._engine.generate_alone(prompt_ids, max_tokens))
+        # The last token is never computed with, so it needs no place in the context.
+        room = self._max_context_tokens - len(prompt_ids) + 1
+        return compare(token_ids, self._engine.generate_alone(prompt_ids, min(max_tokens, room)))

@@ -166,5 +166,5 @@ class Job:
     def _check(self, report: RequestReport, prompt: str) -> CheckResult:
         with self.steps.doing("checking against the model in one process"):
             if self._reference is None:
-                self._reference = Reference(self.config.engine_spec())
+                self._reference = Reference(self.config)
             return self._reference.check(report.token_ids, prompt, chat=self.chat, max_tokens=self.max_tokens)

@@ -11,18 +11,20 @@ from unittest import mock
 from .models import Progress
 
 
-def convert(source: Path, folder: Path, progress: Progress) -> None:
+def convert(source: Path, folder: Path, progress: Progress, *, split_digits: bool) -> None:
     """Writes the model (config, weights, generation settings) and its tokenizer with the chat template into ``folder``.
 
-    Blocks for about half a minute per 100 MB. Raises ImportError when a package of the extra ``demo`` is missing and
-    ValueError when transformers does not know the file's architecture or tokenizer.
+    ``split_digits`` is for a model that was trained with every digit as a token of its own; transformers does not take
+    that from the file. Blocks for about half a minute per 100 MB. Raises ImportError when a package of the extra
+    ``demo`` is missing and ValueError when transformers does not know the file's architecture.
     """
     try:
         # transformers needs the first two but asks for them only in the middle of its work.
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from tokenizers import pre_tokenizers
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ModuleNotFoundError as exc:
         raise ImportError(
             f"converting {source.name} needs the Python package {exc.name!r}; install llm-datadist-ray[demo]",
@@ -32,17 +34,20 @@ def convert(source: Path, folder: Path, progress: Progress) -> None:
     with _quiet():
         progress("reading the tokenizer", 0.0)
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
-        progress("de-quantizing weights", 0.3)
-        packed = AutoModelForCausalLM.from_pretrained(
-            source.parent, gguf_file=source.name, dtype=torch.float16, local_files_only=True
+        if split_digits:
+            backend = tokenizer.backend_tokenizer
+            digits = pre_tokenizers.Digits(individual_digits=True)
+            backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
+        progress("de-quantizing weights", 0.2)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.parent,
+            gguf_file=source.name,
+            quantization_config=GgufConfig(dequantize=True),  # else the model refuses to be saved
+            dtype=torch.float16,
+            local_files_only=True,
         )
-        progress("writing the converted model", 0.9)
-        # A model that was read from GGUF refuses to be saved, although its weights are plain by now.
-        config = packed.config
-        del config.quantization_config
-        with torch.device("meta"):
-            plain = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
-        plain.save_pretrained(folder, state_dict=packed.state_dict())
+        progress("writing the converted model", 0.95)
+        model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     progress("converted", 1.0)
 

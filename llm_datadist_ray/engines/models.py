@@ -171,7 +171,7 @@ def _build_smollm2(folder: Path, progress: Progress) -> None:
         )
     from . import gguf_model
 
-    gguf_model.convert(paths[0], folder, progress)
+    gguf_model.convert(paths[0], folder, progress, split_digits=True)
 
 
 def _build_tiny(folder: Path, progress: Progress) -> None:

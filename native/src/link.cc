@@ -413,6 +413,7 @@ void Link::Impl::drop_mappings_when_quiet(const LinkPtr &self) {
 
 Status Link::close(bool force, int64_t deadline_ns) {
   if (!ready()) return Status::success();
+  const Status unlinked = ldr::fail(LDR_ERR_NOT_LINKED, "%s was unlinked", name().c_str());
   bool quiet = transfers.close(deadline_ns);
   if (!force) {
     Status status;
@@ -422,7 +423,10 @@ Status Link::close(bool force, int64_t deadline_ns) {
       Writer payload;
       payload.i64(deadline_ns == kNever ? -1 : std::max<int64_t>(0, deadline_ns - now_ns()));
       std::promise<Status> answer;
-      call(FrameType::kUnlink, payload, deadline_ns, [&](const Status &reply, Reader, Fd &) { answer.set_value(reply); });
+      call(FrameType::kUnlink, payload, deadline_ns, [&](const Status &reply, Reader, Fd &) {
+        if (reply.ok()) impl_->go_down(shared_from_this(), unlinked, true);  // now: the end of the peer's half comes next, and would be a break
+        answer.set_value(reply);
+      });
       status = answer.get_future().get();
     }
     // A link that ended meanwhile, because the peer unlinked too or died, is what was asked for.
@@ -431,7 +435,7 @@ Status Link::close(bool force, int64_t deadline_ns) {
       return ldr::fail(status.code, "unlink of %s: %s; the link is kept", name().c_str(), status.text.c_str());
     }
   }
-  impl_->go_down(shared_from_this(), ldr::fail(LDR_ERR_NOT_LINKED, "%s was unlinked", name().c_str()), true);
+  impl_->go_down(shared_from_this(), unlinked, true);
   if (engine().loop.in_loop_thread()) return Status::success();
   std::promise<void> torn_down;  // its descriptors are closed when we return
   engine().loop.post([&] { torn_down.set_value(); });

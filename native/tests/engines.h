@@ -46,6 +46,7 @@ class TestEngine {
   explicit TestEngine(uint64_t cluster_id) : TestEngine(EngineOptions{cluster_id}) {}
   TestEngine(TestEngine &&other) : handle_(std::exchange(other.handle_, nullptr)) {}
   ~TestEngine() { destroy(); }
+  ldr_engine_t *release() { return std::exchange(handle_, nullptr); }
   void destroy() { ldr_engine_destroy(std::exchange(handle_, nullptr)); }
   operator ldr_engine_t *() const { return handle_; }
 

@@ -36,9 +36,10 @@ def pair_processes(request: pytest.FixtureRequest) -> Iterator[Pair]:
 def idle_pair(pair_processes: Pair) -> Iterator[Pair]:
     """Two processes without engines. After the test every byte of every cache must be what the oracle says."""
     yield pair_processes
-    pair_processes.check_memory()
-    pair_processes.a.reset()
-    pair_processes.b.reset()
+    try:
+        pair_processes.check_memory()
+    finally:
+        pair_processes.reset()
 
 
 @pytest.fixture

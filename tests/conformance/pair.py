@@ -62,6 +62,8 @@ class End:
         self.port = self.process.init(self.cluster_id, listen=listen, remote_access=remote_access, **config)
 
     def reset(self) -> None:
+        """No engine and no memory, whatever the test has left behind."""
+        self.process.recover()
         self.process.reset()
         self._caches.clear()
 
@@ -150,6 +152,10 @@ class Pair:
         info = self.a.process.info()
         moved = {path for path in Path if info.bytes_pulled.get(path, 0) + info.bytes_pushed.get(path, 0)}
         assert moved == {Path[self.path.upper()]}
+
+    def reset(self) -> None:
+        self.a.reset()
+        self.b.reset()
 
     def stop(self) -> None:
         self.a.process.stop()

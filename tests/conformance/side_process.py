@@ -7,11 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-from tests.conformance.memory import MemoryLayout
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CALL_TIMEOUT_S = 120.0
@@ -35,8 +34,8 @@ class SideProcess:
                 pass_fds=[theirs.fileno()],
             )
         self._connection = Connection(ours.detach())
-        self.pid = self._answer()
-        self.memories: dict[str, MemoryLayout] = {}
+        self._num_unanswered = 1
+        self.pid = self.end()
 
     def __getattr__(self, method: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -48,11 +47,10 @@ class SideProcess:
     def begin(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Sends a command whose answer :meth:`end` waits for."""
         self._connection.send((method, args, kwargs))
+        self._num_unanswered += 1
 
     def end(self) -> Any:
-        return self._answer()
-
-    def _answer(self) -> Any:
+        self._num_unanswered -= 1
         if not self._connection.poll(_CALL_TIMEOUT_S):
             self._process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs
             raise TimeoutError(f"process {self._process.pid} gave no answer within {_CALL_TIMEOUT_S} s")
@@ -63,6 +61,14 @@ class SideProcess:
         if not is_ok:
             raise value
         return value
+
+    def recover(self) -> None:
+        """After a test, which may have failed: answers that nobody waited for are taken, a dead process is replaced."""
+        if self._process.poll() is not None:
+            self.restart()
+        while self._num_unanswered:
+            with suppress(Exception):
+                self.end()
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)

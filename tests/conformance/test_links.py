@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -89,10 +90,10 @@ class TestLink:
             info.append_remote_ip_info("127.0.0.1", listener.getsockname()[1])
             pair.a.process.begin("link_clusters", [info], LINK_TIMEOUT_MS)
             connection, _ = listener.accept()
-            with connection:
+            with connection, suppress(OSError):  # it may hang up at the first bytes
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
                 connection.shutdown(socket.SHUT_WR)
-                overall, codes = pair.a.process.end()
+            overall, codes = pair.a.process.end()
         assert overall != SUCCESS
         assert codes == [overall]
 

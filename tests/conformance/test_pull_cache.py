@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_datadist_ray import CacheKey
+from llm_datadist_ray import CacheKey, Placement
 from tests.conformance.pair import CacheRef, Pair
 
 INVALID_ID = 2**64 - 1
@@ -99,7 +99,9 @@ def test_both_ends_can_pull(linked_pair: Pair) -> None:
 def test_overlapping_registrations(linked_pair: Pair) -> None:
     """A cache may be registered twice; both ids reach the same memory, and one survives the other (spec §3.4)."""
     src, dst = linked_pair.b.cache("src"), linked_pair.a.cache("dst")
-    again_id = linked_pair.b.process.register("src", blocks=False, key=None, placement=1, remote_accessible=True)
+    again_id = linked_pair.b.process.register(
+        "src", blocks=False, key=None, placement=Placement.DEVICE, remote_accessible=True
+    )
     assert again_id == src.cache_id + 1
     linked_pair.b.process.unregister_id(src.cache_id)
     linked_pair.a.process.pull_cache(type(src.key())(2, again_id, 1), "dst", 0)

@@ -62,14 +62,17 @@ def test_tokens_equal_and_whole_blocks_travel_over_the_path_asked_for(path: str,
     assert milliseconds["first token"] >= milliseconds["prefill"]
 
 
-def test_json_of_several_prompts_without_a_restriction_of_paths(run_command: RunCommand, tmp_path: Path) -> None:
+def test_json_of_several_prompts_of_which_one_is_longer_than_the_cache(run_command: RunCommand, tmp_path: Path) -> None:
+    config = changed_config(tmp_path, prompt={"num_blocks": 16}, decoder={"num_blocks": 16})
     file = tmp_path / "prompt.txt"
     file.write_text("h\u00e9llo\nw\u00f6rld\n", encoding="utf-8")
-    result = run_command(
-        "run", TINY, "--prompt", PROMPT, "--prompt-file", file, "--max-tokens", "8", "--no-chat", "--check", "--json"
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    prompts = ["--prompt", "x" * 400, "--prompt", PROMPT, "--prompt-file", file]
+    result = run_command("run", config, *prompts, "--max-tokens", "8", "--no-chat", "--check", "--json")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    refused, *answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert refused["error"]["kind"] == "RequestRejected"
+    assert "raise prompt.num_blocks" in refused["error"]["message"]
     assert [answer["prompt"] for answer in answers] == [PROMPT, "h\u00e9llo\nw\u00f6rld"]
     for answer in answers:
         assert answer["check"]["is_equal"]
@@ -87,17 +90,6 @@ def test_damaged_block_is_noticed(run_command: RunCommand, tmp_path: Path) -> No
     # The first token is prefill's own and does not pass through the damaged block.
     assert 1 <= int(match[1]) < 24
     assert "check failed: at index" in result.stdout
-
-
-def test_prompt_longer_than_the_cache_is_exit_1(run_command: RunCommand, tmp_path: Path) -> None:
-    config = changed_config(tmp_path, prompt={"num_blocks": 4}, decoder={"num_blocks": 4})
-    result = run_command("run", config, "--prompt", "x" * 400, "--prompt", "short", "--max-tokens", "4")
-    assert result.returncode == 1
-    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    # The next prompt is answered all the same.
-    assert "transfer" in phases_of(result.stdout)
 
 
 BAD_INPUTS = {

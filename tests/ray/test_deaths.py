@@ -12,12 +12,14 @@ import pytest
 import ray
 
 from llm_datadist_ray import DisaggCluster
-from llm_datadist_ray.actors import RequestError, RequestFailed
+from llm_datadist_ray.actors import ClusterCoordinator, LaunchError, RequestError, RequestFailed
+from llm_datadist_ray.actors.coordinator import OWNER_LEASE_S
 from llm_datadist_ray.actors.messages import JoinRequest
 from llm_datadist_ray.actors.names import COORDINATOR_NAME, namespace_of
+from llm_datadist_ray.actors.status import OwnerRecord
 from llm_datadist_ray.engines.base import Engine
 from llm_datadist_ray.types import LLMRole
-from tests.ray.helpers import alone, is_at_rest, member, wait_until, worker
+from tests.ray.helpers import alone, is_at_rest, member, tiny_config, wait_until, worker
 
 pytestmark = pytest.mark.faults
 
@@ -109,3 +111,20 @@ def test_requests_go_on_without_the_coordinator_and_ids_are_not_used_again(
     assert new_id not in {status.cluster_id for status in before.members}
     os.kill(member(cluster, "decoder").pid, signal.SIGKILL)
     wait_until(lambda: [status.role for status in cluster.status().members] == ["prompt"], 2.0)
+
+
+def test_an_abandoned_name_is_free_after_its_owners_lease(cluster: DisaggCluster) -> None:
+    """The owner was killed: its members died with it, the detached coordinator did not."""
+    namespace = namespace_of("abandoned")
+    owner = OwnerRecord("elsewhere", 4711, "test")
+    coordinator = ClusterCoordinator.options(name=COORDINATOR_NAME, namespace=namespace, lifetime="detached").remote(
+        "abandoned", namespace, owner
+    )
+    ray.get(coordinator.status.remote())
+    with pytest.raises(LaunchError, match="abandoned is running, launched by pid 4711 on elsewhere, with 0 members"):
+        DisaggCluster.launch(tiny_config("abandoned"))
+    wait_until(lambda: ray.get(coordinator.status.remote()).lease_left_s == 0, OWNER_LEASE_S + 1)
+    sentences: list[str] = []
+    with DisaggCluster.launch(tiny_config("abandoned"), on_progress=sentences.append) as successor:
+        assert successor.generate("hello", max_tokens=2).token_ids
+    assert "replacing what is left of cluster abandoned, launched by pid 4711 on elsewhere" in sentences

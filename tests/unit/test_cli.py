@@ -84,7 +84,7 @@ class FakeCluster:
 class FakeReference:
     tokens: tuple[int, ...] = TOKENS
 
-    def __init__(self, spec: object) -> None:
+    def __init__(self, config: object) -> None:
         pass
 
     def check(self, token_ids: tuple[int, ...], prompt: str, *, chat: bool, max_tokens: int) -> object:
