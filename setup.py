@@ -90,9 +90,9 @@ setup(
     ],
     extras_require={
         "npu": ["torch_npu"],
-        "demo": ["transformers>=4.45", "gguf", "accelerate"],
+        "demo": ["transformers>=5.24", "gguf", "accelerate"],
         "serve": ["ray[serve]"],
-        "test": ["pytest>=8", "pytest-timeout", "hypothesis", "ruff", "mypy"],
+        "test": ["ray[default]", "pytest>=8", "pytest-timeout", "hypothesis", "ruff", "mypy"],
     },
     cffi_modules=["native/build_binding.py:ffibuilder"],
     cmdclass={"build_ext": ParallelBuildExt},

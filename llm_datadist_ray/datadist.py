@@ -227,6 +227,9 @@ def _start_engine(options: EngineOptions, membership: Membership | None) -> Nati
         insecure=insecure,
         layout_digest=membership.layout_digest,
         layout_text=membership.layout_text,
+        heartbeat_interval_s=membership.heartbeat_ms / 1000,
+        liveness_budget_s=membership.budget_ms / 1000,
+        allow_ptracer=membership.allow_ptracer,
     )
 
 

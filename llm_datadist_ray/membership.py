@@ -16,10 +16,19 @@ class Membership:
     """The cluster secret; ``None`` = none, then only processes of one uid on one host may link."""
 
     layout_digest: int
-    """:attr:`llm_datadist_ray.engines.base.KvLayout.digest`; another member with another digest is refused at link time."""
+    """``KvLayout.digest`` of the engine; another member with another digest is refused at link time."""
 
     layout_text: str
     """What the layout is, for the text of that refusal."""
 
     paths: str | None = None
     """Data paths that may carry bulk bytes, as in ``LDR_PATHS``; ``None`` = all."""
+
+    heartbeat_ms: int = 500
+    """Interval of native heartbeats on a link."""
+
+    budget_ms: int = 3000
+    """Silence after which a link is broken."""
+
+    allow_ptracer: bool = True
+    """Whether peers may be let read this process's memory under Yama scope 1 (design section 3, ``cma``)."""

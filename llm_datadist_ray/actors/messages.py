@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from llm_datadist_ray.handoff.handoff import Handoff
 from llm_datadist_ray.types import LLMRole
 
-
-# ---- membership: member -> coordinator ---------------------------------------------------------------------------------
+# ---- membership: member -> coordinator
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Asks for a cluster id. ``join_id`` is chosen by the caller: a repeated call with the same one gets the same answer."""
+    """Asks for a cluster id. ``join_id`` is chosen by the caller: the same one again gets the same answer."""
 
     join_id: str
     role: LLMRole
@@ -86,7 +85,7 @@ class Topology:
     links: frozenset[tuple[int, int]] = frozenset()
 
 
-# ---- requests: router -> P, D ------------------------------------------------------------------------------------------
+# ---- requests: router -> P, D
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,9 @@ class WorkerCore:
             layout_digest=self.layout.digest,
             layout_text=str(self.layout),
             paths=",".join(config.transfer.paths) if config.transfer.paths else None,
+            heartbeat_ms=config.liveness.heartbeat_ms,
+            budget_ms=config.liveness.budget_ms,
+            allow_ptracer=config.transfer.cma_ptracer == "any",
         )
         self._datadist.init(_options(config, host), membership=membership)
         self.native = self._datadist.native_engine

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Names a grant at its source (design section 5). It holds no block numbers and no token ids: those the sink learns, or never
-    learns, from the source itself when it opens the grant."""
+    """Names a grant at its source (design section 5).
+
+    It holds no block numbers, which the sink learns from the source when it opens the grant, and no token ids, which it
+    never learns.
+    """
 
     request_id: str
     source_cluster_id: int

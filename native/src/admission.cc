@@ -81,7 +81,7 @@ struct Admission::Impl {
 };
 
 void Admission::Impl::take(Fd socket, bool is_unix) {
-  if (num_unproven >= kMaxUnproven) return;  // closed unheard
+  if (num_unproven >= kMaxUnproven || connections.size() >= kMaxConnections) return;  // closed unheard
   int fd = socket.get();
   auto c = std::make_shared<Connection>();
   c->socket = std::move(socket);

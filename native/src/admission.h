@@ -12,6 +12,7 @@ namespace ldr {
 class Engine;
 
 constexpr uint32_t kMaxUnproven = 256;
+constexpr uint32_t kMaxConnections = 4096;  // proven ones too: without a secret everybody is
 
 class Admission {
  public:

@@ -126,7 +126,7 @@ ldr_status_t ldr_engine_listen(ldr_engine_t *handle, const char *ip, uint32_t po
   });
 }
 
-int ldr_engine_event_fd(ldr_engine_t *handle) { return handle ? handle->engine->events.fd() : -1; }
+int ldr_engine_event_fd(ldr_engine_t *handle) { return handle && !handle->engine->forked() ? handle->engine->events.fd() : -1; }
 
 ldr_status_t ldr_poll(ldr_engine_t *handle, ldr_event_t *events, uint32_t capacity, int64_t timeout_ns, uint32_t *count_p) {
   return guarded([&]() -> Status {

@@ -25,6 +25,17 @@ constexpr int kMaxEvents = 64;
 // A descriptor number comes back soon after a close; the generation tells its watches apart.
 uint64_t key_of(int fd, uint32_t generation) { return uint64_t(generation) << 32 | uint32_t(fd); }
 
+// Signals belong to the threads of the application; a new thread inherits the mask.
+struct SignalsBlocked {
+  sigset_t before;
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+};
+
 }  // namespace
 
 struct EventLoop::Impl {
@@ -139,12 +150,8 @@ Status EventLoop::start(Task on_start, Task on_stop) {
   event.events = EPOLLIN;
   event.data.u64 = key_of(impl_->wake_fd.get(), 0);
   if (epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, impl_->wake_fd.get(), &event) < 0) return fail_errno(LDR_ERR_SYSTEM, "epoll_ctl");
-  // Signals belong to the threads of the application.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
+  SignalsBlocked blocked;
   impl_->thread = std::thread([impl = impl_.get(), on_start = std::move(on_start), on_stop = std::move(on_stop)] { impl->run(on_start, on_stop); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_setname_np(impl_->thread.native_handle(), "ldr-loop");
   return Status::success();
 }
@@ -171,14 +178,15 @@ void EventLoop::stop() {
 
 bool EventLoop::in_loop_thread() const { return impl_->thread_id == std::this_thread::get_id(); }
 
-void EventLoop::post(Task task) {
+bool EventLoop::post(Task task) {
   {
     std::lock_guard lock(impl_->mutex);
-    if (impl_->stopped) return;
+    if (impl_->stopped) return false;
     impl_->tasks.push_back(std::move(task));
-    if (impl_->tasks.size() > 1) return;  // the wake-up of the first one is on its way
+    if (impl_->tasks.size() > 1) return true;  // the wake-up of the first one is on its way
   }
   impl_->wake();
+  return true;
 }
 
 Status EventLoop::watch(int fd, uint32_t epoll_events, IoHandler handler) {

@@ -25,7 +25,7 @@ class EventLoop {
   bool in_loop_thread() const;
 
   // Any thread. A handler never runs after unwatch() returned on the loop thread, and a stale event of a re-used descriptor is dropped.
-  void post(Task task);
+  bool post(Task task);  // false: the loop has ended and the task was dropped; else it will run
   Status watch(int fd, uint32_t epoll_events, IoHandler handler);  // level triggered unless EPOLLONESHOT / EPOLLET is given
   void rearm(int fd, uint32_t epoll_events);                       // EPOLL_CTL_MOD
   void unwatch(int fd);

@@ -25,6 +25,7 @@ namespace {
 constexpr size_t kMaxQueuedBytes = 64u << 20;
 constexpr int64_t kDeathLookNs = 50 * kMillisecond;  // while somebody waits for the peer
 constexpr int64_t kQuietLookNs = 5 * kMillisecond;   // while a running transfer keeps the link or its mappings
+constexpr int64_t kAnswerReserveNs = 100 * kMillisecond;
 constexpr int kFramesPerWake = 64;
 
 struct Outgoing {
@@ -420,8 +421,10 @@ Status Link::close(bool force, int64_t deadline_ns) {
     if (!quiet) {
       status = ldr::fail(LDR_ERR_TIMEOUT, "a transfer still runs on it");
     } else {
+      // The peer gets a little less time than we have, so that its own word comes before our deadline.
+      int64_t left_ns = std::max<int64_t>(0, deadline_ns - now_ns());
       Writer payload;
-      payload.i64(deadline_ns == kNever ? -1 : std::max<int64_t>(0, deadline_ns - now_ns()));
+      payload.i64(deadline_ns == kNever ? -1 : left_ns - std::min(left_ns / 4, kAnswerReserveNs));
       std::promise<Status> answer;
       call(FrameType::kUnlink, payload, deadline_ns, [&](const Status &reply, Reader, Fd &) {
         if (reply.ok()) impl_->go_down(shared_from_this(), unlinked, true);  // now: the end of the peer's half comes next, and would be a break
@@ -438,8 +441,7 @@ Status Link::close(bool force, int64_t deadline_ns) {
   impl_->go_down(shared_from_this(), unlinked, true);
   if (engine().loop.in_loop_thread()) return Status::success();
   std::promise<void> torn_down;  // its descriptors are closed when we return
-  engine().loop.post([&] { torn_down.set_value(); });
-  torn_down.get_future().wait();
+  if (engine().loop.post([&] { torn_down.set_value(); })) torn_down.get_future().wait();
   return Status::success();
 }
 

@@ -80,15 +80,15 @@ struct Listener::Impl {
   Fd unix_socket, tcp_socket;
   std::atomic<uint32_t> port{0};
 
-  // Runs on the loop thread, which is where descriptors of the listeners come and go; done when it returns.
+  // Runs on the loop thread, which is where descriptors of the listeners come and go; done when it returns. Nothing happens once the loop has ended.
   void on_loop(const Task &task) {
     if (engine.loop.in_loop_thread()) return task();
     std::promise<void> done;
-    engine.loop.post([&] {
+    bool runs = engine.loop.post([&] {
       task();
       done.set_value();
     });
-    done.get_future().wait();
+    if (runs) done.get_future().wait();
   }
 
   Status watch(int fd, bool is_unix) {
@@ -113,7 +113,7 @@ struct Listener::Impl {
   }
 
   Status start(Fd *place, Fd socket, bool is_unix) {
-    Status status;
+    Status status = fail(LDR_ERR_CLOSED, "the engine is being destroyed");
     on_loop([&] {
       *place = std::move(socket);
       status = watch(place->get(), is_unix);
@@ -155,6 +155,7 @@ Status Listener::start_unix() {
 
 Status Listener::listen(const std::string &ip, uint32_t port) {
   std::lock_guard lock(impl_->mutex);
+  if (Status status = check_address(ip, port); !status.ok()) return status;
   if (port != 0 && port == impl_->port) return Status::success();
   impl_->end(&impl_->tcp_socket);
   impl_->port = 0;

@@ -74,9 +74,15 @@ int poll_timeout_ms(int64_t deadline_ns) {
 
 }  // namespace
 
+Status check_address(const std::string &ip, uint32_t port) {
+  Address address;
+  if (parse_ip(ip, port, &address)) return Status::success();
+  return fail(LDR_ERR_INVALID, "\"%s\" port %u is not a numeric IP address and a port", ip.c_str(), port);
+}
+
 Status listen_tcp(const std::string &ip, uint32_t port, Fd *socket_p, uint32_t *port_p) {
   Address address;
-  if (!parse_ip(ip, port, &address)) return fail(LDR_ERR_INVALID, "cannot listen on \"%s\" port %u: not a numeric IP address and a port", ip.c_str(), port);
+  if (!parse_ip(ip, port, &address)) return check_address(ip, port);
   Fd socket = new_socket(address.storage.ss_family);
   if (!socket) return fail_errno(LDR_ERR_BIND, "socket for listening on %s", address_text(ip, port).c_str());
   int on = 1;
@@ -109,7 +115,8 @@ Fd accept_connection(int listener) {
 
 Status connect_tcp(const std::string &ip, uint32_t port, int64_t deadline_ns, int wake_fd, Fd *socket_p) {
   Address address;
-  if (!parse_ip(ip, port, &address) || port == 0) return fail(LDR_ERR_INVALID, "\"%s\" port %u is not a numeric IP address and a port", ip.c_str(), port);
+  if (!parse_ip(ip, port, &address)) return check_address(ip, port);
+  if (port == 0) return fail(LDR_ERR_INVALID, "port 0 of %s cannot be connected to", ip.c_str());
   Fd socket = new_socket(address.storage.ss_family);
   if (!socket) return fail_errno(LDR_ERR_SYSTEM, "socket");
   if (connect(socket.get(), address.get(), address.size) < 0) {

@@ -15,7 +15,8 @@
 
 namespace ldr {
 
-// ip is a numeric IPv4 or IPv6 address. BIND when it cannot be had; *port_p is what the kernel chose for 0.
+Status check_address(const std::string &ip, uint32_t port);  // INVALID unless numeric IPv4 or IPv6, and a port
+// BIND when it cannot be had; *port_p is what the kernel chose for 0.
 Status listen_tcp(const std::string &ip, uint32_t port, Fd *socket_p, uint32_t *port_p);
 Status listen_unix(const std::string &path, Fd *socket_p);
 // Empty when nobody waits (any more).

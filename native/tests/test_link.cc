@@ -8,7 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include "barrier.h"
 #include "engines.h"
+#include "link.h"
 
 using namespace ldr_test;
 using ldr::kMillisecond;
@@ -296,7 +298,62 @@ void listening() {
   CHECK(b.port() != 0);
   CHECK_C(a.unlink(2), LDR_OK);
   CHECK_C(a.link(b), LDR_OK);
+  uint32_t kept = b.port();
   CHECK_C(ldr_engine_listen(b, "not an address", 1), LDR_ERR_INVALID);
+  CHECK_C(ldr_engine_listen(b, "127.0.0.1", 70000), LDR_ERR_INVALID);
+  CHECK_EQ(b.port(), kept);
+}
+
+// Stands for a transfer that runs as long as the test wants.
+struct Occupant : ldr::Transfer {
+  std::atomic<int> stopped{0}, refused{0};
+  void start_turn() override {}
+  void refuse(const ldr::Status &why) override { refused += why.code == LDR_ERR_NOT_LINKED; }
+  void stop(const ldr::Status &) override { ++stopped; }
+};
+
+ldr::TransferQueue &queue(const TestEngine &engine, uint64_t peer) {
+  return static_cast<ldr_engine_t *>(engine)->engine->links.find(peer)->transfers;
+}
+
+void unlink_waits_for_transfers() {
+  TestEngine a(1), b(2);
+  CHECK_C(a.link(b), LDR_OK);
+  ldr::LinkPtr at_a = static_cast<ldr_engine_t *>(a)->engine->links.find(2);  // keeps the queue when the link is gone
+  ldr::LinkPtr at_b = static_cast<ldr_engine_t *>(b)->engine->links.find(1);
+  auto own = std::make_shared<Occupant>(), peers = std::make_shared<Occupant>(), late = std::make_shared<Occupant>();
+  CHECK(queue(a, 2).enter(own));
+  CHECK_C(a.unlink(2, false, 50 * kMillisecond), LDR_ERR_TIMEOUT);
+  CHECK_CONTAINS(ldr_last_error(), "the link is kept");
+  at_a->transfers.leave(*own);
+  CHECK(queue(a, 2).enter(own));  // open again
+  at_a->transfers.leave(*own);
+  CHECK(queue(b, 1).enter(peers));
+  CHECK_C(a.unlink(2, false, 400 * kMillisecond), LDR_ERR_UNLINK_FAILED);
+  CHECK_CONTAINS(ldr_last_error(), "transfer of cluster 2");
+  CHECK_EQ(a.query(2).state, uint32_t(LDR_LINK_READY));
+  CHECK_EQ(b.query(1).state, uint32_t(LDR_LINK_READY));
+  CHECK_EQ(own->stopped + peers->stopped, 0);
+  std::thread unlinker([&] { CHECK_C(a.unlink(2), LDR_OK); });
+  at_b->transfers.leave(*peers);
+  unlinker.join();
+  CHECK_EQ(a.info().num_links + b.info().num_links, 0u);
+  CHECK(!at_a->transfers.enter(late));
+  CHECK_EQ(late->refused.load(), 1);
+}
+
+// The timeout bounds how long a forced unlink lets a transfer run; the link goes in any case.
+void forced_unlink_stops_transfers() {
+  TestEngine a(1), b(2);
+  CHECK_C(a.link(b), LDR_OK);
+  ldr::LinkPtr link = static_cast<ldr_engine_t *>(a)->engine->links.find(2);
+  auto running = std::make_shared<Occupant>(), waiting = std::make_shared<Occupant>();
+  CHECK(link->transfers.enter(running));
+  CHECK(!link->transfers.enter(waiting));
+  CHECK_C(a.unlink(2, true, 20 * kMillisecond), LDR_OK);
+  CHECK_EQ(running->stopped.load(), 1);
+  CHECK_EQ(waiting->refused.load(), 1);
+  link->transfers.leave(*running);
 }
 
 // With a budget of 1 s a link of two live engines stays up for several budgets.
@@ -459,6 +516,8 @@ int main() {
   test("unlink by both at once", unlink_by_both_at_once);
   test("forced unlink", forced_unlink);
   test("unlink of an unreachable listener keeps the link", unlink_of_an_unreachable_listener_keeps_the_link);
+  test("unlink waits for transfers", unlink_waits_for_transfers);
+  test("forced unlink stops transfers", forced_unlink_stops_transfers);
   test("listening", listening);
   test("heartbeats keep it up", heartbeats_keep_it_up);
   test("restarted peer", restarted_peer);

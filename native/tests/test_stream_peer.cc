@@ -138,6 +138,39 @@ void owner_goes_in_mid_read(bool is_grant) {
   peer.check_in_step(other);
 }
 
+// Hidden from the thread sanitizer: the engine may read it at the same time, on purpose.
+__attribute__((noinline, no_sanitize("thread"))) void refill(std::vector<uint8_t> &bytes, uint64_t value) {
+  auto *words = reinterpret_cast<volatile uint64_t *>(bytes.data());
+  for (size_t i = bytes.size() / 8; i-- > 0;) words[i] = value;  // towards a reader that is on its way
+}
+
+// Blocks are used again as soon as their grant has ended, at any moment of a read: what is called good is what was granted.
+void grants_end_under_readers() {
+  constexpr uint64_t kSize = 96 * 1024;
+  RawPeer peer;
+  TestCache cache(*peer.engine, 1, kSize, 1);
+  std::mt19937_64 random(17);
+  ChunkRequest request = RawPeer::whole(*cache.cache, kSize);
+  request.has_grant = true;
+  std::vector<uint8_t> bytes(kSize);
+  uint64_t num_good = 0, num_stale = 0, value = 0;
+  const int64_t give_up_ns = now_ns() + 60 * kSecond;
+  for (int round = 0; round < 2000 || num_good < 20 || num_stale < 20; ++round) {
+    CHECK(now_ns() < give_up_ns);
+    refill(cache.tensors[0], ++value);
+    request.grant_version = peer.engine->page->grant_version(0);
+    peer.send_request(FrameType::kRead, 1, request);
+    for (int64_t until = now_ns() + int64_t(random() % 200'000); now_ns() < until;) {}
+    peer.engine->page->advance_grant(0);
+    refill(cache.tensors[0], UINT64_MAX);
+    peer.receive(bytes.data(), peer.receive_header(FrameType::kReadData).payload_bytes);
+    int32_t status = peer.receive_status();
+    CHECK(status == LDR_OK || status == LDR_ERR_STALE);
+    ++(status == LDR_OK ? num_good : num_stale);
+    for (size_t at = 0; status == LDR_OK && at < kSize; at += 8) CHECK(memcmp(&bytes[at], &value, 8) == 0);
+  }
+}
+
 void owner_goes_in_mid_write() {
   RawPeer peer;
   TestCache cache(*peer.engine, 1, kMiB, 1), other(*peer.engine, 1, 4096, 2);
@@ -338,6 +371,7 @@ void flood_of_requests() {
 int main() {
   test("the cache goes in mid-read", [] { owner_goes_in_mid_read(false); });
   test("the grant ends in mid-read", [] { owner_goes_in_mid_read(true); });
+  test("grants end under readers", grants_end_under_readers);
   test("the cache goes in mid-write", owner_goes_in_mid_write);
   test("the local cache goes in mid-read", local_cache_goes_in_mid_read);
   test("abandoned read", abandoned_read);

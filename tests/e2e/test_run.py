@@ -95,7 +95,7 @@ def test_damaged_block_is_noticed(run_command: RunCommand, tmp_path: Path) -> No
 BAD_INPUTS = {
     "unknown key": (["run", "unknown_key.yaml", "--prompt", "x"], "prompt.num_block: unknown key; did you mean"),
     "missing model": (["run", "missing_model.yaml", "--prompt", "x"], "unknown model 'tinny'; did you mean 'tiny'?"),
-    "missing folder": (["run", "missing_folder.yaml", "--prompt", "x"], "model folder './nowhere' does not exist"),
+    "missing folder": (["run", "missing_folder.yaml", "--prompt", "x"], "model folder 'nowhere' does not exist"),
     "missing file": (["run", "no_such.yaml", "--prompt", "x"], "'no_such.yaml' does not exist"),
     "not UTF-8": (
         ["run", TINY, "--prompt-file", "latin1.txt"],

@@ -7,7 +7,10 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.ray.helpers import wait_until
 
@@ -37,20 +40,21 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
-def shared_objects() -> set[str]:
-    sockets = Path(tempfile.gettempdir()) / f"llm_datadist_ray-{os.getuid()}"
-    folders = [Path("/dev/shm"), sockets, Path(os.environ.get("XDG_RUNTIME_DIR", sockets)) / "llm_datadist_ray"]
-    return {str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()}
+@pytest.fixture
+def runtime_folder() -> Iterator[Path]:
+    """Where the sockets of that life go. Not tmp_path: the path of a Unix socket has 107 characters at most."""
+    with tempfile.TemporaryDirectory(prefix="ldr") as folder:
+        yield Path(folder)
 
 
-def test_a_whole_life_leaves_nothing_behind() -> None:
+def test_a_whole_life_leaves_nothing_behind(runtime_folder: Path) -> None:
     mark = f"LDR_TEST_MARK={uuid.uuid4().hex}"
     name, _, value = mark.partition("=")
-    before = shared_objects()
+    shared_before = set(os.listdir("/dev/shm"))
     life = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", LIFE],
         cwd=REPOSITORY,
-        env={**os.environ, name: value},
+        env={**os.environ, name: value, "XDG_RUNTIME_DIR": str(runtime_folder)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -63,4 +67,5 @@ def test_a_whole_life_leaves_nothing_behind() -> None:
         assert f"{actor}: ready as cluster" in life.stdout
     assert "Traceback" not in life.stderr
     wait_until(lambda: processes_with(mark) == [], 10.0)
-    assert shared_objects() - before == set()
+    assert os.listdir(runtime_folder / "llm_datadist_ray") == [], "a socket was left behind"
+    assert set(os.listdir("/dev/shm")) <= shared_before

@@ -145,9 +145,9 @@ void StreamConnection::Impl::attach(const std::shared_ptr<StreamJob> &job, bool 
     if (auto connection = self.lock()) connection->shutdown(result.broken);
   } else if (is_driver) {
     if (may_run_inline) {
-      drive();
+      drive(true);
     } else {
-      engine.pool.submit([connection = self.lock()] { connection->impl_->drive(); });
+      engine.pool.submit([connection = self.lock()] { connection->impl_->drive(false); });
     }
   }
 }
@@ -158,10 +158,10 @@ void StreamConnection::Impl::on_ready() {
     if (is_closed || has_driver) return;  // a driver arms the socket when it leaves, and then hears of this again
     has_driver = true;
   }
-  engine.pool.submit([connection = self.lock()] { connection->impl_->drive(); });
+  engine.pool.submit([connection = self.lock()] { connection->impl_->drive(false); });
 }
 
-void StreamConnection::Impl::drive() {
+void StreamConnection::Impl::drive(bool is_caller) {
   const auto keep_alive = self.lock();
   const int64_t burst_end_ns = now_ns() + kBurstNs;
   bool has_waited = false;
@@ -183,7 +183,8 @@ void StreamConnection::Impl::drive() {
       is_quiet_end = !result.broken.ok() && was_idle && !expects_more();
       for_sending = !outgoing.empty();
       patience_ns = expects_more() ? kPatienceNs : kShortPatienceNs;
-      if (result.broken.ok() && !result.moved && has_waited) {
+      // A caller that has what it came for goes back at once; a copy thread is patient, because requests often follow one another.
+      if (result.broken.ok() && !result.moved && (has_waited || (is_caller && !expects_more()))) {
         arm();
         return;
       }
@@ -198,7 +199,7 @@ void StreamConnection::Impl::drive() {
     if (result.moved) {
       has_waited = false;
       if (now_ns() < burst_end_ns) continue;
-      engine.pool.submit([keep_alive] { keep_alive->impl_->drive(); });
+      engine.pool.submit([keep_alive] { keep_alive->impl_->drive(false); });
       return;
     }
     wait_ready(socket.get(), for_sending, patience_ns);

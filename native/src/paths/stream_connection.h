@@ -57,8 +57,8 @@ struct StreamConnection::Impl {
 
   // Takes chunks of the job, as many as the window allows, and sees to it that somebody moves them.
   void attach(const std::shared_ptr<StreamJob> &job, bool may_run_inline);
-  void drive();         // as the driver
-  void on_ready();      // the loop thread
+  void drive(bool is_caller);       // as the driver: a copy thread, or the caller of attach()
+  void on_ready();                  // the loop thread
   void finish(StepResult &result);  // without the mutex
 
   Engine &engine;

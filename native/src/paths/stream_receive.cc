@@ -14,6 +14,11 @@ constexpr unsigned kMaxParts = 1024;  // IOV_MAX
 constexpr size_t kScratchBytes = 64 << 10;
 constexpr uint32_t kMaxAnswersQueued = 64;  // a peer of ours has at most a window of requests out
 
+const char *refusal_text(ldr_status_t status) {
+  if (status == LDR_ERR_NO_CACHE) return "its cache is gone";
+  return status == LDR_ERR_STALE ? "the grant has ended" : "outside its cache, or not accessible";
+}
+
 }  // namespace
 
 Status StreamConnection::Impl::malformed(const char *what) const {
@@ -180,7 +185,7 @@ Status StreamConnection::Impl::on_chunk_end(ldr_status_t status, StepResult &res
     Status outcome = chunk.failure;
     if (outcome.ok() && status != LDR_OK) {
       outcome = fail(status, "%s refused %llu bytes on %s: %s", peer_name().c_str(), (unsigned long long)chunk.size_bytes, path_name(path),
-                     status == LDR_ERR_NO_CACHE ? "its cache is gone" : status == LDR_ERR_STALE ? "the grant has ended" : "outside its cache, or not accessible");
+                     refusal_text(status));
     }
     if (outcome.ok()) queue_chunks(job, 1);  // before this one is settled, so that the job is not over in between
     settle(chunk, outcome, result);

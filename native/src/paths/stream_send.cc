@@ -107,6 +107,7 @@ bool StreamConnection::Impl::next_part(OutgoingFrame &frame) {
   if (frame.type != FrameType::kReadData || frame.has_status) return false;
   // Only now: everything was taken from the memory before this look at its version words.
   if (frame.status == LDR_OK) frame.status = recheck_chunk(engine, frame.served);
+  if (frame.status == LDR_OK) engine.bytes_served[path] += frame.served.size_bytes;
   int32_t status = frame.status;
   frame.head.resize(sizeof(status));
   memcpy(frame.head.data(), &status, sizeof(status));
@@ -151,7 +152,6 @@ void StreamConnection::Impl::send_step(StepResult &result) {
   frame.body.consume(uint64_t(sent) - of_head);
   if (frame.head_sent < frame.head.size() || frame.body.left() > 0 || next_part(frame)) return;
   if (frame.type == FrameType::kReadData || frame.type == FrameType::kWriteDone) --num_answers_queued;
-  if (frame.type == FrameType::kReadData && frame.status == LDR_OK) engine.bytes_served[path] += frame.served.size_bytes;
   outgoing.pop_front();
 }
 
