@@ -1,6 +1,7 @@
 #include "admission.h"
 
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>

@@ -44,8 +44,8 @@ struct EventLoop::Impl {
     std::shared_ptr<IoHandler> handler;
   };
 
-  Fd epoll{epoll_create1(EPOLL_CLOEXEC)};
-  Fd wake_fd{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  Fd epoll{make_private([] { return epoll_create1(EPOLL_CLOEXEC); })};
+  Fd wake_fd{make_private([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })};
   std::thread thread;
   std::atomic<std::thread::id> thread_id{};
 
@@ -144,8 +144,6 @@ EventLoop::~EventLoop() { stop(); }
 
 Status EventLoop::start(Task on_start, Task on_stop) {
   if (!impl_->epoll || !impl_->wake_fd) return fail_errno(LDR_ERR_SYSTEM, "epoll or eventfd for the event loop");
-  close_in_child(impl_->epoll.get());
-  close_in_child(impl_->wake_fd.get());
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = key_of(impl_->wake_fd.get(), 0);

@@ -16,7 +16,7 @@
 namespace ldr {
 
 struct EventQueue::Impl {
-  Fd fd{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  Fd fd{make_private([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })};
   std::mutex mutex;
   std::condition_variable filled;
   std::deque<ldr_event_t> events;
@@ -35,7 +35,7 @@ struct EventQueue::Impl {
   }
 };
 
-EventQueue::EventQueue() : impl_(new Impl) { close_in_child(impl_->fd.get()); }
+EventQueue::EventQueue() : impl_(new Impl) {}
 
 EventQueue::~EventQueue() = default;
 

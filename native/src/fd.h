@@ -1,7 +1,5 @@
-// A descriptor that closes itself.
+// A descriptor that closes itself. What tells a peer that we live (sockets, event loops) is made by make_private(), see fork.h.
 #pragma once
-
-#include <unistd.h>
 
 #include <utility>
 
@@ -23,16 +21,8 @@ class Fd {
   explicit operator bool() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
   void reset(int fd = -1) {
-    if (fd_ >= 0) {
-      forget_in_child(fd_);
-      ::close(fd_);
-    }
+    if (fd_ >= 0) close_private(fd_);
     fd_ = fd;
-  }
-  // For everything that tells a peer that we live: a forked child closes its copy at once.
-  Fd &&private_to_process() && {
-    close_in_child(fd_);
-    return std::move(*this);
   }
 
  private:

@@ -1,6 +1,7 @@
 #include "handshake.h"
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <cerrno>
 

@@ -27,10 +27,10 @@ Status closing_error() { return fail(LDR_ERR_CLOSED, "the engine is being destro
 }  // namespace
 
 struct LinkTable::Impl {
-  explicit Impl(Engine &engine) : engine(engine) { close_in_child(wake.get()); }
+  explicit Impl(Engine &engine) : engine(engine) {}
 
   Engine &engine;
-  Fd wake{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // readable once closing
+  Fd wake{make_private([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })};  // readable once closing
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::map<uint64_t, LinkPtr> links;

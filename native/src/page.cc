@@ -49,7 +49,7 @@ Status make_death_mutex(pthread_mutex_t *mutex) {
 
 Status Page::create(uint64_t incarnation, std::unique_ptr<Page> *page_p) {
   std::unique_ptr<Page> page(new Page);
-  page->fd_ = Fd(memfd_create("ldr-page", MFD_CLOEXEC | MFD_ALLOW_SEALING)).private_to_process();
+  page->fd_ = Fd(make_private([] { return memfd_create("ldr-page", MFD_CLOEXEC | MFD_ALLOW_SEALING); }));
   if (!page->fd_ || ftruncate(page->fd_.get(), sizeof(PageLayout)) < 0) return fail_errno(LDR_ERR_SYSTEM, "memfd of the engine page");
   void *memory = mmap(nullptr, sizeof(PageLayout), PROT_READ | PROT_WRITE, MAP_SHARED, page->fd_.get(), 0);
   if (memory == MAP_FAILED) return fail_errno(LDR_ERR_SYSTEM, "mmap of the engine page");

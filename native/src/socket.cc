@@ -52,7 +52,9 @@ uint32_t port_of(const Address &address) {
   return ntohs(address.storage.ss_family == AF_INET6 ? v6->sin6_port : v4->sin_port);
 }
 
-Fd new_socket(int family) { return Fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)).private_to_process(); }
+Fd new_socket(int family) {
+  return Fd(make_private([family] { return socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }));
+}
 
 void send_without_delay(int socket) {
   int on = 1;
@@ -107,10 +109,10 @@ Status listen_unix(const std::string &path, Fd *socket_p) {
 
 Fd accept_connection(int listener) {
   int fd;
-  do fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  do fd = make_private([listener] { return accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
   while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
   if (fd >= 0) send_without_delay(fd);  // has no meaning on a Unix socket
-  return Fd(fd).private_to_process();
+  return Fd(fd);
 }
 
 Status connect_tcp(const std::string &ip, uint32_t port, int64_t deadline_ns, int wake_fd, Fd *socket_p) {
@@ -165,10 +167,11 @@ Status peer_process(int unix_socket, PeerProcess *process_p) {
 }
 
 Fd peer_pidfd(int unix_socket, pid_t pid) {
-  int fd = -1;
-  socklen_t size = sizeof(fd);
-  if (getsockopt(unix_socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &size) < 0) fd = int(syscall(SYS_pidfd_open, pid, 0));
-  return Fd(fd).private_to_process();
+  return Fd(make_private([unix_socket, pid] {
+    int fd = -1;
+    socklen_t size = sizeof(fd);
+    return getsockopt(unix_socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &size) == 0 ? fd : int(syscall(SYS_pidfd_open, pid, 0));
+  }));
 }
 
 std::string peer_address(int tcp_socket) {

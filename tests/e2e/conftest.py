@@ -22,15 +22,17 @@ def clean_env() -> dict[str, str]:
 
 @pytest.fixture
 def run_command(clean_env: dict[str, str], tmp_path: Path) -> RunCommand:
-    """``run_command(*args, env={...})``: runs it to its end in an empty folder, with standard input closed."""
+    """``run_command(*args, env={...}, deadline_s=...)``: runs it to its end in an empty folder, without an input."""
 
-    def run(*args: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        *args: str | Path, env: Mapping[str, str] | None = None, deadline_s: float = DEADLINE_S
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [COMMAND, *args],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
-            timeout=DEADLINE_S,
+            timeout=deadline_s,
             cwd=tmp_path,
             env=clean_env | dict(env or {}),
         )

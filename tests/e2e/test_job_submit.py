@@ -13,17 +13,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from installed_command import COMMAND, CONFIGS
+from process_marks import END_DEADLINE_S, marked_processes, wait_until_ended
 
 RAY = Path(sys.executable).with_name("ray")
 START_DEADLINE_S = 120.0
 JOB_DEADLINE_S = 200.0
-STOP_DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def head(clean_env: dict[str, str]) -> Iterator[Head]:
         read_until(process, "Ray runtime started.", START_DEADLINE_S)
         yield Head(f"http://127.0.0.1:{dashboard_port}", env)
     finally:
-        with pidfds(folder) as fds:
+        with marked_processes(str(folder)) as fds:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=STOP_DEADLINE_S)
-            end_all(fds)
+            process.communicate(timeout=END_DEADLINE_S)
+            wait_until_ended(fds)
         shutil.rmtree(folder)
 
 
@@ -80,37 +80,6 @@ def read_until(process: subprocess.Popen[bytes], words: str, deadline_s: float) 
         chunk = os.read(process.stdout.fileno(), 65536)
         assert chunk, f"it ended before {words!r}:\n{output.decode()}"
         output += chunk
-
-
-@contextmanager
-def pidfds(folder: Path) -> Iterator[dict[int, int]]:
-    """Process -> descriptor, of all that have the folder in their command line or environment: those of our Ray."""
-    with ExitStack() as stack:
-        fds = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and belongs_to(entry, folder):
-                try:
-                    fds[int(entry.name)] = os.pidfd_open(int(entry.name))
-                except ProcessLookupError:
-                    continue
-                stack.callback(os.close, fds[int(entry.name)])
-        yield fds
-
-
-def belongs_to(entry: Path, folder: Path) -> bool:
-    try:
-        return any(os.fsencode(folder) in (entry / name).read_bytes() for name in ("cmdline", "environ"))
-    except OSError:  # it has ended, or is somebody else's
-        return False
-
-
-def end_all(fds: dict[int, int]) -> None:
-    """Waits for processes that were told to end, and kills those that do not."""
-    deadline = time.monotonic() + STOP_DEADLINE_S
-    for fd in fds.values():
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
 
 
 def test_submitted_job_runs_prefill_and_decode_and_checks_every_token(head: Head) -> None:

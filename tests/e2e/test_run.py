@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import signal
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from installed_command import COMMAND, CONFIGS, RunCommand
+from process_marks import marked_processes, wait_until_ended
 
 from llm_datadist_ray.actors.cluster_config import ClusterConfig
 from llm_datadist_ray.engines import create
@@ -130,17 +132,22 @@ def test_unknown_data_path_is_exit_2_and_names_the_known_ones(run_command: RunCo
     assert "Traceback" not in result.stderr
 
 
-def test_interrupt_while_decoding_exits_130(clean_env: dict[str, str], tmp_path: Path) -> None:
+def test_interrupt_while_decoding_ends_every_process_and_exits_130(clean_env: dict[str, str], tmp_path: Path) -> None:
     args = [COMMAND, "run", TINY, "--prompt", PROMPT, "--max-tokens", "3000"]
+    mark = f"MARK_OF_TEST={secrets.token_hex(16)}"
+    env = clean_env | dict([mark.split("=")])
     with subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", env=clean_env, cwd=tmp_path
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", env=env, cwd=tmp_path
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == f"> {PROMPT[:100]}... ({len(PROMPT)} characters)\n"
         # The first character of the answer: decode runs.
         assert process.stdout.read(1) != ""
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        with marked_processes(mark) as fds:
+            assert len(fds) > 3  # the command, two actors and what makes up Ray
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+            assert wait_until_ended(fds) == []
     assert process.returncode == 130, errors
     assert "Interrupted." in errors
     assert "Traceback" not in errors
@@ -167,11 +174,14 @@ def test_doctor_says_why_cma_is_refused(run_command: RunCommand) -> None:
 
 
 @pytest.mark.smollm2
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", [None, "tcp"])
 def test_smollm2_answers_and_its_tokens_are_equal(path: str | None, run_command: RunCommand) -> None:
     prompt = "What is the capital of France?"
     env = {"LDR_PATHS": path} if path else {}
-    result = run_command("run", SMOLLM2, "--prompt", prompt, "--max-tokens", "24", "--check", env=env)
+    args = ["run", SMOLLM2, "--prompt", prompt, "--max-tokens", "24", "--check"]
+    # On a machine that never ran it the model is converted first.
+    result = run_command(*args, env=env, deadline_s=500)
     assert result.returncode == 0, result.stdout + result.stderr
     match = re.search(r"^check: (\d+)/(\d+) tokens equal$", result.stdout, re.MULTILINE)
     assert match is not None, result.stdout
