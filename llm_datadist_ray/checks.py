@@ -76,35 +76,25 @@ def check_list_in_range(name: str, values: Any, low: int, high: int, *, allow_no
 IntCheck = Callable[[str, Any], None]
 
 
-def _int_check(bits: int, *, signed: bool) -> IntCheck:
+def _width_check(rule: Callable[[str, Any, int, int], None], bits: int, *, signed: bool) -> IntCheck:
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
 
     def check(name: str, value: Any) -> None:
-        check_in_range(name, value, low, high)
+        rule(name, value, low, high)
 
-    check.__doc__ = f"TypeError unless an int, ValueError unless in [{low}, {high}] (spec api-types §2)."
+    check.__doc__ = f":func:`{rule.__name__}` with the range [{low}, {high}] (spec api-types §2)."
     return check
 
 
-def _list_check(bits: int, *, signed: bool) -> IntCheck:
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
-
-    def check(name: str, values: Any) -> None:
-        check_list_in_range(name, values, low, high)
-
-    check.__doc__ = f"None, or a list or tuple of ints in [{low}, {high}]; TypeError / ValueError (spec api-types §2)."
-    return check
-
-
-check_uint8 = _int_check(8, signed=False)
-check_uint16 = _int_check(16, signed=False)
-check_uint32 = _int_check(32, signed=False)
-check_uint64 = _int_check(64, signed=False)
-check_int32 = _int_check(32, signed=True)
-check_int64 = _int_check(64, signed=True)
-check_list_int32 = _list_check(32, signed=True)
-check_list_int64 = _list_check(64, signed=True)
-check_list_uint64 = _list_check(64, signed=False)
+check_uint8 = _width_check(check_in_range, 8, signed=False)
+check_uint16 = _width_check(check_in_range, 16, signed=False)
+check_uint32 = _width_check(check_in_range, 32, signed=False)
+check_uint64 = _width_check(check_in_range, 64, signed=False)
+check_int32 = _width_check(check_in_range, 32, signed=True)
+check_int64 = _width_check(check_in_range, 64, signed=True)
+check_list_int32 = _width_check(check_list_in_range, 32, signed=True)
+check_list_int64 = _width_check(check_list_in_range, 64, signed=True)
+check_list_uint64 = _width_check(check_list_in_range, 64, signed=False)
 
 
 def check_positive_or_set_default(name: str, value: int | None, default: int) -> int:

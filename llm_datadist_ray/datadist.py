@@ -15,6 +15,7 @@ from llm_datadist_ray.cache.not_enabled import not_enabled
 from llm_datadist_ray.checks import check_isinstance, check_uint64
 from llm_datadist_ray.errors import LLMException, LLMStatusCode, raise_if_true
 from llm_datadist_ray.linking import LinkResult, check_clusters, link_all, unlink_all
+from llm_datadist_ray.log import log
 from llm_datadist_ray.membership import Membership
 from llm_datadist_ray.options import EngineOptions, parse_listen_info
 from llm_datadist_ray.types import LLMClusterInfo, LLMRole, RegisterMemStatus
@@ -82,6 +83,7 @@ class LLMDataDist:
             self._options = parsed
             self._cache_manager = CacheManager(self._engine, parsed)
             LLMDataDist.llm_engine_instance = self
+        log.info("cluster %d is initialised: %s", self._cluster_id, parsed)
 
     def finalize(self) -> None:
         """Drops all links without asking peers, stops the listener, forgets all caches. Not initialised: nothing.
@@ -94,6 +96,7 @@ class LLMDataDist:
             engine, self._engine, self._options, self._cache_manager = self._engine, None, None, None
             LLMDataDist.llm_engine_instance = None
             engine.close()
+        log.info("cluster %d is finalized", self._cluster_id)
 
     @property
     def cache_manager(self) -> CacheManager:
@@ -161,6 +164,7 @@ class LLMDataDist:
         else:
             engine.listen(address[0], address[1])
         self._role = role
+        log.info("cluster %d is %s now, listening: %s", self._cluster_id, role, address)
 
     # Collective links (spec §7) and v1 (spec §8)
 

@@ -106,6 +106,11 @@ def handle_llm_status(code: int, step: str, detail: str = "") -> None:
     raise LLMException(f"{step} failed{number}" + (f": {detail}" if detail else ""), status_code=status)
 
 
+def param_invalid(message: str) -> LLMException:
+    """What :func:`raise_if_false` raises by default, for who raises it from another exception."""
+    return LLMException(message, status_code=LLMStatusCode.LLM_PARAM_INVALID)
+
+
 def raise_if_false(
     condition: object, message: str, status_code: LLMStatusCode = LLMStatusCode.LLM_PARAM_INVALID
 ) -> None:

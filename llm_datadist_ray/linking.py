@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 from llm_datadist_ray._native import NativeEngine
 from llm_datadist_ray.checks import check_int32, check_isinstance, check_uint64
 from llm_datadist_ray.errors import LLMException, LLMStatusCode, raise_if_false
+from llm_datadist_ray.log import log
 from llm_datadist_ray.types import LLMClusterInfo, int_to_ip
 
 LinkResult = tuple[LLMStatusCode, list[LLMStatusCode]]
 
 _MAX_PARALLEL = 16
-_log = logging.getLogger("LLM_DATADIST")
 
 
 def check_clusters(clusters: Any, timeout_ms: Any, *, needs_local_ip: bool) -> None:
@@ -41,7 +40,7 @@ def link_all(
         ip, port = _remote_address(cluster)
         info = engine.link(ip=ip, port=port, timeout_s=timeout_ms / 1000)
         if info.cluster_id != cluster.remote_cluster_id:
-            _log.warning(
+            log.warning(
                 "cluster %s at %s:%d calls itself %d, and is to be addressed so",
                 cluster.remote_cluster_id, ip, port, info.cluster_id,
             )  # fmt: skip
@@ -51,10 +50,13 @@ def link_all(
 
 def unlink_all(engine: NativeEngine, clusters: Sequence[LLMClusterInfo], timeout_ms: int, *, force: bool) -> LinkResult:
     """Unlinks each cluster: both halves, which takes the peer's address, or with ``force`` the local one."""
+    linked = {link.cluster_id for link in engine.links()}
 
     def unlink(cluster: LLMClusterInfo) -> None:
         assert cluster.remote_cluster_id is not None  # see check_clusters
         ip, port = (None, 0) if force else _remote_address(cluster)
+        if cluster.remote_cluster_id not in linked:
+            log.warning("unlink: cluster %d is not linked", cluster.remote_cluster_id)
         engine.unlink(cluster.remote_cluster_id, force=force, ip=ip, port=port, timeout_s=timeout_ms / 1000)
 
     return _for_each("unlink", unlink, clusters)
@@ -67,7 +69,7 @@ def _for_each(step: str, action: Callable[[LLMClusterInfo], None], clusters: Seq
         try:
             action(cluster)
         except LLMException as error:
-            _log.warning("%s with cluster %s failed: %s", step, cluster.remote_cluster_id, error)
+            log.error("%s with cluster %s failed: %s", step, cluster.remote_cluster_id, error)
             return error.status_code
         return LLMStatusCode.LLM_SUCCESS
 

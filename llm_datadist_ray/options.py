@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_datadist_ray import option_keys as keys
 from llm_datadist_ray.checks import check_dict, check_isinstance, check_uint16, check_uint64
-from llm_datadist_ray.errors import LLMException, LLMStatusCode, raise_if_false, raise_if_true
+from llm_datadist_ray.errors import param_invalid, raise_if_false, raise_if_true
 from llm_datadist_ray.pool_config import BufferClass, PoolConfig, parse_buffer_classes, parse_json_object
 from llm_datadist_ray.types.cluster_info import int_to_ip
 from llm_datadist_ray.types.enums import LLMRole
@@ -113,7 +113,7 @@ def parse_listen_info(text: str) -> ListenAddress:
     try:
         ipaddress.IPv4Address(ip)
     except ValueError as error:
-        raise _invalid(f"{ip!r} in {keys.LISTEN_IP_INFO} {text!r} is not an IPv4 address") from error
+        raise param_invalid(f"{ip!r} in {keys.LISTEN_IP_INFO} {text!r} is not an IPv4 address") from error
     return ip, port
 
 
@@ -207,7 +207,9 @@ def _v1_listen_addresses(options: Mapping[str, str], num_devices: int) -> tuple[
     else:
         text = options.get(keys.LISTEN_IP_INFO)
         if text is None:
-            raise _invalid(f"{keys.LISTEN_IP_INFO} is required for {LLMRole.PROMPT} in v1, 'ip:port' for each device")
+            raise param_invalid(
+                f"{keys.LISTEN_IP_INFO} is required for {LLMRole.PROMPT} in v1, 'ip:port' for each device"
+            )
         addresses = tuple(_v1_listen_info(part) for part in text.split(";"))
         source = keys.LISTEN_IP_INFO
     raise_if_false(
@@ -220,7 +222,7 @@ def _v1_listen_info(text: str) -> ListenAddress:
     try:
         return parse_listen_info(text)
     except ValueError as error:
-        raise _invalid(str(error)) from error
+        raise param_invalid(str(error)) from error
 
 
 def _cluster_info_addresses(text: str) -> tuple[ListenAddress, ...]:
@@ -229,7 +231,7 @@ def _cluster_info_addresses(text: str) -> tuple[ListenAddress, ...]:
     try:
         return tuple(parse_listen_info(f"{_ip_text(info['ip'])}:{info['port']}") for info in listeners)
     except (KeyError, TypeError, ValueError) as error:
-        raise _invalid(
+        raise param_invalid(
             f"listen_ip_info in {keys.CLUSTER_INFO} should be a list of ip and port, but got {listeners!r}"
         ) from error
 
@@ -245,7 +247,7 @@ def _mem_utilization(options: Mapping[str, str]) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        raise _invalid(f"{keys.MEMORY_UTILIZATION} should be a number, but got {text!r}") from error
+        raise param_invalid(f"{keys.MEMORY_UTILIZATION} should be a number, but got {text!r}") from error
     raise_if_false(0.0 <= value <= 1.0, f"{keys.MEMORY_UTILIZATION} should be in range [0.0, 1.0], but got {text!r}")
     return value
 
@@ -277,7 +279,3 @@ def _parse_number(key: str, text: str, *, low: int = 0, high: int = 2**64 - 1) -
     value = int(text)
     raise_if_false(low <= value <= high, f"{key} should be in range [{low}, {high}], but got {text}")
     return value
-
-
-def _invalid(message: str) -> LLMException:
-    return LLMException(message, status_code=LLMStatusCode.LLM_PARAM_INVALID)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from llm_datadist_ray.errors import LLMException, LLMStatusCode, raise_if_false
+from llm_datadist_ray.errors import param_invalid, raise_if_false
 
 _MIB = 1 << 20
 _MAX_PAGES = 2**32 - 1
@@ -64,12 +64,12 @@ def parse_buffer_classes(text: str, key: str) -> tuple[BufferClass, ...]:
     """
     entries = parse_json_object(text, key).get("buf_cfg")
     if not isinstance(entries, list):
-        raise _invalid(f"{key}: buf_cfg should be a list, but got {entries!r}")
+        raise param_invalid(f"{key}: buf_cfg should be a list, but got {entries!r}")
     classes: list[BufferClass] = []
     for index, entry in enumerate(entries):
         where = f"{key}: buf_cfg[{index}]"
         if not isinstance(entry, dict):
-            raise _invalid(f"{where} should be an object, but got {entry!r}")
+            raise param_invalid(f"{where} should be an object, but got {entry!r}")
         found = BufferClass(*(_unsigned(entry, name, where) for name in BufferClass.__slots__))
         _check_buffer_class(found, where)
         raise_if_false(
@@ -101,9 +101,9 @@ def parse_json_object(text: str, key: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _invalid(f"{key} is not valid JSON ({error}): {text[:200]}") from error
+        raise param_invalid(f"{key} is not valid JSON ({error}): {text[:200]}") from error
     if not isinstance(value, dict):
-        raise _invalid(f"{key} should be a JSON object, but got {text[:200]}")
+        raise param_invalid(f"{key} should be a JSON object, but got {text[:200]}")
     return value
 
 
@@ -111,9 +111,5 @@ def _unsigned(fields: dict[str, Any], name: str, where: str, default: int | None
     value = fields.get(name, default)
     # JSON's true is a Python int, and a size it is not.
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _invalid(f"{where}: {name} should be an unsigned integer, but got {value!r}")
+        raise param_invalid(f"{where}: {name} should be an unsigned integer, but got {value!r}")
     return value
-
-
-def _invalid(message: str) -> LLMException:
-    return LLMException(message, status_code=LLMStatusCode.LLM_PARAM_INVALID)

@@ -1,9 +1,11 @@
-"""What every test runs under: a watchdog that outlives a hang in native code, and a check for leaks on request."""
+"""What every test runs under: a watchdog that outlives a hang in native code, and a check of what was logged; a check
+for leaks where a directory asks for it."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.process_counts import ProcessCounts, settled_counts
 
+_LOGGERS = ("LLM_DATADIST", "llm_datadist_ray")
 _DEFAULT_TIMEOUT_S = 300.0
 _GRACE_S = 20.0
 _stderr_fd = pytest.StashKey[int]()
@@ -38,11 +41,45 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         faulthandler.cancel_dump_traceback_later()
 
 
+class _Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(f"{record.name} {record.levelname}: {record.getMessage()}")
+
+
+@pytest.fixture(autouse=True)
+def no_unexpected_logs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test during which this process logged a warning or an error, unless it is marked ``logs``: then at
+    least one must contain the marker's text."""
+    records = _Records()
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(records)
+        if logger.getEffectiveLevel() > logging.WARNING:
+            logger.setLevel(logging.WARNING)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.removeHandler(records)
+        logger.setLevel(level)
+    marker = request.node.get_closest_marker("logs")
+    if marker is None:
+        assert not records.texts
+    else:
+        assert any(marker.args[0] in text for text in records.texts), records.texts
+
+
 @pytest.fixture
-def no_leaks() -> Iterator[None]:
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test after which this process holds more descriptors, threads or mappings than before."""
-    gc.collect()
     before = ProcessCounts.of()
     yield
-    gc.collect()
-    assert settled_counts(before) == before
+    request.node.funcargs.clear()  # what the fixtures made, and nobody needs any more
+    if not ProcessCounts.of().exceed(before):
+        return
+    gc.collect()  # slow in a test process, and so only when it matters
+    after = settled_counts(before)
+    assert not after.exceed(before), f"leaked: {after} after the test, {before} before it"

@@ -13,7 +13,7 @@ class ProcessCounts:
     descriptors: int
     threads: int
     mappings: int
-    """Of files and shared memory; the allocator's own ones come and go without meaning."""
+    """Of files and shared memory; not of libraries, which an import brings once, nor the allocator's own ones."""
 
     @classmethod
     def of(cls, pid: int | None = None) -> ProcessCounts:
@@ -22,8 +22,12 @@ class ProcessCounts:
         return cls(
             descriptors=len(os.listdir(root / "fd")),
             threads=len(os.listdir(root / "task")),
-            mappings=sum(1 for line in maps if len(line.split()) > 5 and "[" not in line),
+            mappings=sum(1 for line in maps if len(line.split()) > 5 and "[" not in line and ".so" not in line),
         )
+
+    def exceed(self, other: ProcessCounts) -> bool:
+        """More of anything."""
+        return self.descriptors > other.descriptors or self.threads > other.threads or self.mappings > other.mappings
 
 
 def settled_counts(expected: ProcessCounts, pid: int | None = None, timeout_s: float = 5.0) -> ProcessCounts:

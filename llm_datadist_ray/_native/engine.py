@@ -85,9 +85,7 @@ class NativeEngine:
         params.liveness_budget_ns = timeout_ns(liveness_budget_s)
         params.layout_digest = layout_digest
         params.layout_text = c_layout_text
-        engine_p = ffi.new("ldr_engine_t **")
-        check(lib.ldr_engine_create(params, engine_p))
-        self._handle = EngineHandle(engine_p[0])
+        self._handle = EngineHandle(params)
         self.cluster_id = cluster_id
         self.remote_access = remote_access
         with self._handle as engine:
@@ -96,10 +94,9 @@ class NativeEngine:
     # Lifetime
 
     def close(self) -> None:
-        """Fails what was submitted with CLOSED, closes all links (peers see them gone at once), joins all threads.
+        """Fails what is in flight with CLOSED, closes all links (peers see them gone at once), joins all threads.
 
-        Repeatable. Waits for calls that other threads have in progress: each ends within its own time limit, and
-        ``poll`` at once.
+        Repeatable. Calls that other threads have in progress end at once, whatever their time limit.
         """
         if self._handle is not None:
             self._handle.close()

@@ -8,8 +8,8 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llm_datadist_ray._native._ldr import lib
-from llm_datadist_ray._native.status import NativeError, NativeStatus
+from llm_datadist_ray._native._ldr import ffi, lib
+from llm_datadist_ray._native.status import NativeError, NativeStatus, check
 
 if TYPE_CHECKING:
     from llm_datadist_ray._native._ldr import CData
@@ -18,16 +18,23 @@ _handles: weakref.WeakSet[EngineHandle] = weakref.WeakSet()
 
 
 class EngineHandle:
-    """``with handle as pointer`` brackets every native call; :meth:`close` waits until nobody is inside.
+    """``with handle as pointer`` brackets every native call; :meth:`close` ends what is inside and waits for it.
 
     Any thread may enter, any number at once. ``wake_fd`` becomes readable when closing begins, for who waits inside.
     """
 
-    def __init__(self, pointer: CData) -> None:
-        self._pointer = pointer
+    def __init__(self, params: CData) -> None:
+        """Starts the engine of a ``ldr_engine_params_t *``. NativeError; OSError without a free descriptor."""
         self._is_closing = False
         self._is_destroyed = False
-        self._reset()
+        self._reset()  # first: it can fail, and no engine would be left behind
+        engine_p = ffi.new("ldr_engine_t **")
+        try:
+            check(lib.ldr_engine_create(params, engine_p))
+        except NativeError:
+            os.close(self.wake_fd)
+            raise
+        self._pointer = engine_p[0]
         _handles.add(self)
 
     def _reset(self) -> None:
@@ -64,7 +71,8 @@ class EngineHandle:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Destroys the engine; repeatable, also from several threads: each returns when it is destroyed."""
+        """Fails the calls that are inside with CLOSED and destroys the engine; repeatable, also from several threads:
+        each returns when it is destroyed."""
         with self._changed:
             is_first = not self._is_closing
             self._is_closing = True
@@ -72,6 +80,7 @@ class EngineHandle:
                 self._changed.wait_for(lambda: self._is_destroyed)
                 return
             os.eventfd_write(self.wake_fd, 1)
+        with self._changed:
             self._changed.wait_for(lambda: self._num_users == 0)
         lib.ldr_engine_destroy(self._pointer)
         os.close(self.wake_fd)

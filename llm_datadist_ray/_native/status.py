@@ -34,6 +34,7 @@ class NativeStatus(IntEnum):
     VERSION = -46
     LAYOUT = -47
     UNLINK_FAILED = -48
+    HANDSHAKE = -49
     INTERNAL = -80
     NO_MEMORY = -81
     FORKED = -82
@@ -57,6 +58,7 @@ STATUS_CODES: dict[NativeStatus, LLMStatusCode] = {
     NativeStatus.VERSION: LLMStatusCode.LLM_LINK_FAILED,
     NativeStatus.LAYOUT: LLMStatusCode.LLM_LINK_FAILED,
     NativeStatus.UNLINK_FAILED: LLMStatusCode.LLM_UNLINK_FAILED,
+    NativeStatus.HANDSHAKE: LLMStatusCode.LLM_FAILED,
     NativeStatus.NO_MEMORY: LLMStatusCode.LLM_OUT_OF_MEMORY,
 }
 """Codes of the transfer API; what is not here has no name of its own there and is ``LLM_FAILED``."""

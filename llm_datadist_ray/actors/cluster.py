@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llm_datadist_ray.actors.cluster_config import ClusterConfig
-from llm_datadist_ray.actors.errors import RequestFailed
-from llm_datadist_ray.actors.messages import GenerateRequest, MemberRecord, RequestReport
+from llm_datadist_ray.actors.errors import LaunchError, RequestFailed
+from llm_datadist_ray.actors.messages import MemberRecord, RequestReport
 from llm_datadist_ray.actors.ray_session import RaySession, connect
+from llm_datadist_ray.actors.request_input import make_request
 from llm_datadist_ray.actors.secret import cluster_secret
 from llm_datadist_ray.actors.status import ClusterStatus, CoordinatorStatus, MemberStatus, WorkerStatus
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _LEASE_RENEWAL_S = 3.0
 _STATUS_TIMEOUT_S = 5.0
+_log = logging.getLogger("llm_datadist_ray.actors")
 
 
 class DisaggCluster:
@@ -35,12 +39,13 @@ class DisaggCluster:
     """
 
     def __init__(self, config: ClusterConfig, session: RaySession, launcher: Launcher) -> None:
+        """As :meth:`launch` makes it. RouteError when the coordinator has gone meanwhile."""
         from llm_datadist_ray.actors.router import Router
 
         self.config = config
         self._session = session
         self._launcher = launcher
-        self._router = Router(launcher.coordinator, launcher.namespace)
+        self._router = Router(launcher.coordinator, config.name, launcher.namespace, session)
         self._is_shut_down = threading.Event()
         self._lease = threading.Thread(target=self._renew_lease, name="ldr-owner-lease", daemon=True)
         self._lease.start()
@@ -59,52 +64,77 @@ class DisaggCluster:
             config = ClusterConfig.load(config)
         config = config.with_paths(os.environ.get("LDR_PATHS"))
         secret = cluster_secret(config.secret_file)
-        session = connect(config.ray, say)
-        from llm_datadist_ray.actors.launcher import Launcher
+        with ExitStack() as undo:
+            session = connect(config.ray, say)
+            undo.callback(session.close)
+            from llm_datadist_ray.actors.launcher import Launcher
+            from llm_datadist_ray.actors.router import RouteError
 
-        launcher = Launcher(config, say)
-        try:
+            launcher = Launcher(config, say, session)
+            undo.callback(launcher.stop)
             # A Ray that we start is on this host only: nothing else can want to link.
             launcher.start(secret, config.listen.host or ("127.0.0.1" if session.is_owned else None))
-            return cls(config, session, launcher)
-        except BaseException:
-            launcher.stop()
-            session.close()
-            raise
+            try:
+                cluster = cls(config, session, launcher)
+            except RouteError as error:
+                raise LaunchError(f"cluster {config.name} was launched and is lost again: {error}") from error
+            undo.pop_all()
+            return cluster
 
     def stream(
-        self, prompt: str, *, max_tokens: int | None = None, chat: bool | None = None, request_id: str | None = None
+        self,
+        prompt: str,
+        *,
+        max_tokens: int | None = None,
+        chat: bool | None = None,
+        request_id: str | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
     ) -> RequestStream:
         """An iterator over :class:`TokenPiece`; see :class:`RequestStream`. None takes the configuration's value
-        (``generation``), or a random id."""
+        (``generation``), or a random id. An id that is given may be used again when its request has ended.
+
+        RequestRejected for an argument of a wrong type or range; RequestFailed after :meth:`shutdown`.
+        """
         from llm_datadist_ray.actors.request import RequestStream
 
-        if self._is_shut_down.is_set():
-            raise RequestFailed(f"cluster {self.config.name} is shut down: launch it again")
         generation = self.config.generation
-        request = GenerateRequest(
-            request_id=request_id or uuid.uuid4().hex,
+        request = make_request(
+            request_id=uuid.uuid4().hex if request_id is None else request_id,
             prompt=prompt,
             max_tokens=generation.max_tokens if max_tokens is None else max_tokens,
             chat=generation.chat if chat is None else chat,
+            temperature=generation.temperature if temperature is None else temperature,
+            top_p=generation.top_p if top_p is None else top_p,
+            seed=generation.seed if seed is None else seed,
         )
+        if self._is_shut_down.is_set():
+            raise self._shut_down_error()
         return RequestStream(self._router, request)
 
-    def generate(self, prompt: str, *, max_tokens: int | None = None, chat: bool | None = None) -> RequestReport:
-        """The whole answer at once. RequestRejected, RequestFailed."""
-        stream = self.stream(prompt, max_tokens=max_tokens, chat=chat)
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int | None = None,
+        chat: bool | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> RequestReport:
+        """The whole answer at once, as :meth:`stream`. RequestRejected, RequestFailed."""
+        stream = self.stream(prompt, max_tokens=max_tokens, chat=chat, temperature=temperature, top_p=top_p, seed=seed)
         for _ in stream:
             pass
         assert stream.report is not None  # the iteration has ended normally
         return stream.report
 
     def status(self) -> ClusterStatus:
-        """Asks the coordinator and every member; blocks for seconds at most. A member that does not answer has the
-        reason in its ``error``."""
-        import ray
-
-        self._router.refresh()
-        coordinator: CoordinatorStatus = ray.get(self._launcher.coordinator.status.remote())
+        """Asks the coordinator and every member; blocks for seconds, or until Ray has started the coordinator again. A
+        member that does not answer has the reason in its ``error``. RequestFailed when the coordinator is gone, and
+        after :meth:`shutdown`."""
+        coordinator = self._ask_coordinator()
         topology = coordinator.topology
         # All are asked before the first answer is waited for.
         waiting = [_MemberQuestion(member, self._router) for member in topology.members]
@@ -118,13 +148,17 @@ class DisaggCluster:
         )
 
     def shutdown(self) -> None:
-        """Ends the actors that :meth:`launch` started, and Ray if it started that. Idempotent."""
+        """Ends the requests that are on their way, the actors that :meth:`launch` started, and Ray if it started that.
+        Idempotent."""
         if self._is_shut_down.is_set():
             return
         self._is_shut_down.set()
-        self._lease.join()
-        self._launcher.stop()
-        self._session.close()
+        try:
+            self._router.close(self._shut_down_error())
+            self._lease.join()
+            self._launcher.stop()
+        finally:
+            self._session.close()
 
     def __enter__(self) -> DisaggCluster:
         return self
@@ -134,10 +168,28 @@ class DisaggCluster:
     ) -> None:
         self.shutdown()
 
+    def _ask_coordinator(self) -> CoordinatorStatus:
+        from llm_datadist_ray.actors.router import RouteError
+
+        try:
+            return self._router.coordinator_status()
+        except RouteError as error:
+            raise RequestFailed(str(error), member=error.who, step=error.step) from error
+
+    def _shut_down_error(self) -> RequestFailed:
+        return RequestFailed(f"cluster {self.config.name} is shut down: launch it again", step="shutdown")
+
     def _renew_lease(self) -> None:
         """While this thread runs nobody else may take the cluster's name."""
         while not self._is_shut_down.wait(_LEASE_RENEWAL_S):
-            self._launcher.coordinator.renew_lease.remote()
+            if not self._session.is_alive:
+                reason = f"cluster {self.config.name}: its Ray was shut down in this process: launch it again"
+                self._router.close(RequestFailed(reason, step="shutdown"))
+                return
+            try:
+                self._launcher.coordinator.renew_lease.remote()
+            except Exception:
+                _log.exception("cluster %s: its lease was not renewed this time; going on", self.config.name)
 
 
 class _MemberQuestion:

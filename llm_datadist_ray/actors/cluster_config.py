@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from llm_datadist_ray.actors.errors import ConfigError
 from llm_datadist_ray.engines import EngineSpec, engine_kinds
+from llm_datadist_ray.engines.base import Sampling
 from llm_datadist_ray.engines.models import nearest
+from llm_datadist_ray.errors import LLMException
 
 DATA_PATH_NAMES = ("shm", "cma", "unix", "tcp")
 
@@ -29,6 +31,9 @@ class ModelConfig(_Section):
     )
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = Field(
         default="float32", description="Element type of weights and KV; float64 makes token equality exact everywhere."
+    )
+    device: str = Field(
+        default="cpu", pattern=r"^(cpu|npu:\d+)$", description="Where the model computes: cpu, or npu:N."
     )
     block_tokens: int = Field(default=16, ge=1, le=1024, description="Token positions of one KV block.")
     max_context_tokens: int | None = Field(
@@ -81,6 +86,8 @@ class TransferConfig(_Section):
     @classmethod
     def _known_paths(cls, paths: list[str] | None) -> list[str] | None:
         for path in paths or ():
+            if path == "hixl":
+                raise ValueError(_refusal_of(path))
             if path not in DATA_PATH_NAMES:
                 raise ValueError(f"unknown data path {path!r}{nearest(path, DATA_PATH_NAMES)}")
         if paths == []:
@@ -146,6 +153,16 @@ class RayConfig(_Section):
 class GenerationConfig(_Section):
     max_tokens: int = Field(default=64, ge=1, description="Generated tokens of a request that does not say.")
     chat: bool = Field(default=True, description="Wrap a prompt as one user turn of the model's chat template.")
+    temperature: float = Field(
+        default=0.0, ge=0.0, le=100.0, description="0: the most probable token; higher: draws, more evenly the higher."
+    )
+    top_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="Draw only among the most probable tokens that together reach this."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Of the draws: the same one draws the same tokens.")
+
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.seed)
 
 
 class TestingConfig(_Section):
@@ -170,6 +187,9 @@ class ClusterConfig(_Section):
     listen: ListenConfig = Field(default=ListenConfig(), description="Where members accept links.")
     liveness: LivenessConfig = Field(default=LivenessConfig(), description="When silence is a death.")
     ray: RayConfig = Field(default=RayConfig(), description="The Ray that the actors run in.")
+    launch_timeout_s: int = Field(
+        default=600, ge=1, le=86_400, description="Limit of a launch, in s; preparing and loading a model included."
+    )
     secret_file: str | None = Field(
         default=None,
         description="File with the cluster secret, at least 16 bytes; null = LLM_DATADIST_SECRET, else a new one.",
@@ -208,6 +228,7 @@ class ClusterConfig(_Section):
             kind=model.kind,
             model=model.name,
             dtype=model.dtype,
+            device=model.device,
             block_tokens=model.block_tokens,
             num_threads=model.num_threads,
         )
@@ -217,9 +238,23 @@ class ClusterConfig(_Section):
         unknown one."""
         if not paths:
             return self
+        names = [path.strip() for path in paths.split(",")]
+        if not set(names) <= set(DATA_PATH_NAMES):
+            raise ConfigError(f"LDR_PATHS={paths}: {_refusal_of(paths)}")
         changed = self.model_dump()
-        changed["transfer"]["paths"] = [path.strip() for path in paths.split(",")]
+        changed["transfer"]["paths"] = names
         return self.parse(changed, source=f"LDR_PATHS={paths}")
+
+
+def _refusal_of(paths: str) -> str:
+    """Why the native core does not take them, in the words that it has for every caller."""
+    from llm_datadist_ray._native import parse_paths  # only for this: a good configuration needs no compiled module
+
+    try:
+        parse_paths(paths)
+    except LLMException as error:
+        return str(error)
+    return f"known paths are {', '.join(DATA_PATH_NAMES)}"
 
 
 def known_keys() -> tuple[str, ...]:

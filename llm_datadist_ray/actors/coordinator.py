@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
+from llm_datadist_ray.actors.end_watch import reason_of_end
 from llm_datadist_ray.actors.messages import (
     JoinReply,
     JoinRequest,
@@ -40,16 +41,27 @@ class ClusterCoordinator:
     is not answered is no evidence.
     """
 
-    def __init__(self, name: str, namespace: str, owner: OwnerRecord) -> None:
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        owner: OwnerRecord,
+        *,
+        epoch: int = 0,
+        next_cluster_id: int = 1,
+        lease_s: float = OWNER_LEASE_S,
+    ) -> None:
+        """``epoch`` and ``next_cluster_id`` are where a cluster of this name that nobody owned any more has ended."""
         self._name = name
         self._namespace = namespace
         self._owner = owner
-        self._lease_until = time.monotonic() + OWNER_LEASE_S
+        self._lease_s = lease_s
+        self._lease_until = time.monotonic() + lease_s
         self._store = StateStore(namespace)
         self._lock = threading.Lock()
         self._pair_locks: dict[tuple[int, int], threading.Lock] = {}
-        stored = self._store.load() if ray.get_runtime_context().was_current_actor_reconstructed else None
-        self._state = ClusterState() if stored is None else pickle.loads(stored)
+        self._is_closed = False
+        self._state = self._stored_state() or ClusterState(epoch=epoch, next_cluster_id=next_cluster_id)
         for member in self._state.topology().members:
             self._watch(member)
 
@@ -61,18 +73,13 @@ class ClusterCoordinator:
     @method(concurrency_group="control")
     def register(self, record: MemberRecord) -> int:
         """Makes the caller a member, and watches its actor from now on. Returns the epoch. MembershipError."""
-        with self._lock:
-            is_known = any(member == record for member in self._state.topology().members)
-        epoch = self._mutate(lambda state: state.register(record))
-        if not is_known:
-            self._watch(record)
-        return epoch
-
-    @method(concurrency_group="control")
-    def leave(self, cluster_id: int) -> bool:
-        """The member goes for good; its id is spent. False when it was gone already. MembershipError for an id that was
-        never given out."""
-        return self._mutate(lambda state: state.remove(cluster_id, "it left"))
+        with self._lock:  # one section: of two calls with the same record one begins to watch
+            is_new = record not in self._state.topology().members
+            epoch = self._state.register(record)
+            self._save()
+            if is_new:
+                self._watch(record)
+            return epoch
 
     @method(concurrency_group="control")
     def topology(self) -> Topology:
@@ -100,31 +107,47 @@ class ClusterCoordinator:
     @method(concurrency_group="control")
     def renew_lease(self) -> None:
         """The owner is alive."""
-        self._lease_until = time.monotonic() + OWNER_LEASE_S
+        self._lease_until = time.monotonic() + self._lease_s
 
     @method(concurrency_group="control")
     def status(self) -> CoordinatorStatus:
         lease_left_s = max(0.0, self._lease_until - time.monotonic())
-        return CoordinatorStatus(self._name, os.getpid(), self._owner, lease_left_s, self.topology())
+        with self._lock:
+            topology, next_cluster_id = self._state.topology(), self._state.next_cluster_id
+        return CoordinatorStatus(self._name, os.getpid(), self._owner, lease_left_s, topology, next_cluster_id)
 
     @method(concurrency_group="control")
     def close(self) -> None:
-        """Forgets the stored state; the owner kills the actor next."""
+        """Forgets the stored state for good; the owner kills the actor next."""
         with self._lock:
+            self._is_closed = True
             self._store.delete()
 
     def _mutate(self, change: Callable[[ClusterState], T]) -> T:
         with self._lock:
             result = change(self._state)
-            # Stored before it is answered: an id that somebody may have heard of is never given out again.
-            self._store.save(pickle.dumps(self._state))
+            self._save()
             return result
+
+    def _save(self) -> None:
+        """Before a change is answered: an id that somebody may have heard of is never given out again. Not after the
+        close, when members are still ending."""
+        if not self._is_closed:
+            self._store.save(pickle.dumps((self._owner, self._state)))
+
+    def _stored_state(self) -> ClusterState | None:
+        """What an earlier process of this very launch had stored; what is left of another launch is nothing to us."""
+        stored = self._store.load()
+        if stored is None:
+            return None
+        owner, state = pickle.loads(stored)
+        return state if owner == self._owner else None
 
     def _order_link(self, decoder: MemberRecord, order: LinkOrder) -> LinkReport:
         try:
             handle = ray.get_actor(decoder.actor_name, namespace=self._namespace)
             return ray.get(handle.link_to.remote(order))
-        except (ValueError, RayActorError, RayTaskError) as error:
+        except (ValueError, RayError) as error:
             return LinkReport(
                 order.cluster_id, order.incarnation, error=f"{decoder.actor_name} could not be told to link: {error}"
             )
@@ -134,10 +157,10 @@ class ClusterCoordinator:
         threading.Thread(target=self._wait_for_end, args=(member,), name=member.actor_name, daemon=True).start()
 
     def _wait_for_end(self, member: MemberRecord) -> None:
-        try:
+        def ask() -> bool:
             handle = ray.get_actor(member.actor_name, namespace=self._namespace)
-            ray.get(handle.until_end.remote())
-            reason = "its actor was stopped"
-        except (ValueError, RayActorError) as error:
-            reason = f"its actor has died: {error}"
-        self._mutate(lambda state: state.remove(member.cluster_id, reason))
+            return ray.get(handle.until_end.remote())
+
+        reason = reason_of_end(ask, time.sleep)
+        if reason is not None:
+            self._mutate(lambda state: state.remove(member.cluster_id, reason))

@@ -9,6 +9,7 @@ from llm_datadist_ray.actors.member import CONCURRENCY_GROUPS, MemberActor
 from llm_datadist_ray.actors.messages import RequestReport, Reservation, TokenPiece
 from llm_datadist_ray.actors.remote import actor, method
 from llm_datadist_ray.actors.worker import WorkerCore
+from llm_datadist_ray.engines.base import GREEDY, Sampling
 from llm_datadist_ray.handoff.handoff import Handoff
 from llm_datadist_ray.types import LLMRole
 
@@ -20,13 +21,15 @@ class DecoderActor(MemberActor[DecodeService]):
     role = LLMRole.DECODER
 
     @method(concurrency_group="control")
-    def reserve(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> Reservation:
-        return self._serving().reserve(request_id, num_prompt_tokens, max_tokens)
+    def reserve(
+        self, attempt_id: str, num_prompt_tokens: int, max_tokens: int, sampling: Sampling = GREEDY
+    ) -> Reservation:
+        return self._serving().reserve(attempt_id, num_prompt_tokens, max_tokens, sampling)
 
     @method(concurrency_group="data", num_returns="streaming")
-    def decode(self, request_id: str, handoff: Handoff) -> Iterator[TokenPiece | RequestReport]:
+    def decode(self, attempt_id: str, handoff: Handoff, source: str = "") -> Iterator[TokenPiece | RequestReport]:
         """A streaming generator. Dropping it does not stop it: call :meth:`cancel`."""
-        yield from self._serving().decode(request_id, handoff)
+        yield from self._serving().decode(attempt_id, handoff, source)
 
     def _serve(self, core: WorkerCore) -> DecodeService:
         return DecodeService(core, damaged_block=self._config.testing.overwrite_pulled_block)

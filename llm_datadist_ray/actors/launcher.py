@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from llm_datadist_ray import __version__
 from llm_datadist_ray.actors.cluster_config import ClusterConfig, RoleConfig
 from llm_datadist_ray.actors.coordinator import ClusterCoordinator
 from llm_datadist_ray.actors.decoder import DecoderActor
 from llm_datadist_ray.actors.errors import LaunchError
-from llm_datadist_ray.actors.messages import MemberRecord
 from llm_datadist_ray.actors.names import COORDINATOR_NAME, namespace_of
+from llm_datadist_ray.actors.placement import check_resources, claims
 from llm_datadist_ray.actors.prompt import PromptActor
+from llm_datadist_ray.actors.ray_session import RaySession
+from llm_datadist_ray.actors.state_store import StateStore
 from llm_datadist_ray.actors.status import CoordinatorStatus, OwnerRecord
 
 Say = Callable[[str], None]
@@ -38,83 +40,89 @@ class Launcher:
 
     config: ClusterConfig
     say: Say
-    namespace: str = field(init=False)
+    session: RaySession
+    owner: OwnerRecord = field(default_factory=lambda: OwnerRecord(socket.gethostname(), os.getpid(), __version__))
     coordinator: Any = None
     members: dict[str, Any] = field(default_factory=dict)
     """Actor name to handle."""
+    _is_coordinator_asked_for: bool = False
+    _deadline: float = 0.0
+    _started_at: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.namespace = namespace_of(self.config.name)
+    @property
+    def namespace(self) -> str:
+        return namespace_of(self.config.name)
 
     def start(self, secret: bytes, host: str | None) -> None:
-        """Blocks until every member is registered. LaunchError that names the first one that is not."""
-        self._check_resources()
-        self.coordinator = self._start_coordinator()
+        """Blocks until every member is registered, ``launch_timeout_s`` at most. LaunchError that names the first one
+        that is not."""
+        self._started_at = time.monotonic()
+        self._deadline = self._started_at + self.config.launch_timeout_s
+        check_resources(self.config)
+        self._start_coordinator()
         for actor_class, prefix in _ROLE_ACTORS:
             role: RoleConfig = getattr(self.config, prefix)
             for index in range(role.replicas):
                 name = f"{prefix}-{index}"
-                options = actor_class.options(name=name, namespace=self.namespace, **_claims(role))
-                self.members[name] = options.remote(name, self.namespace, self.config, secret, host)
+                try:
+                    options = actor_class.options(name=name, namespace=self.namespace, **claims(role))
+                    self.members[name] = options.remote(name, self.namespace, self.config, secret, host)
+                except ValueError as error:
+                    raise self._failed(f"Ray refuses to start {name}: {error}; see {prefix}.resources") from error
         self._wait_for_members()
 
     def stop(self) -> None:
-        """Idempotent; waits a few seconds for members to close their engines, then ends the processes."""
+        """Idempotent; waits a few seconds for members to close their engines, then ends the processes. Does nothing
+        when their Ray is gone from this process."""
         members, self.members = self.members, {}
         coordinator, self.coordinator = self.coordinator, None
-        farewells = [handle.stop.remote() for handle in members.values()]
-        if coordinator is not None:
-            farewells.append(coordinator.close.remote())
-        if farewells:
-            ray.wait(farewells, num_returns=len(farewells), timeout=_STOP_TIMEOUT_S)
-        for handle in (*members.values(), coordinator):
-            if handle is not None:
+        if not self.session.is_alive:
+            return
+        coordinator = coordinator or self._interrupted_coordinator()
+        self._is_coordinator_asked_for = False
+        handles = [*members.values(), *([] if coordinator is None else [coordinator])]
+        try:
+            farewells = [handle.stop.remote() for handle in members.values()]
+            if coordinator is not None:
+                farewells.append(coordinator.close.remote())
+            if farewells:
+                ray.wait(farewells, num_returns=len(farewells), timeout=_STOP_TIMEOUT_S)
+        finally:
+            for handle in handles:
                 ray.kill(handle)
+            if coordinator is not None:
+                StateStore(self.namespace).delete()  # if it was killed before it could
 
-    def _check_resources(self) -> None:
-        """What can never be placed would be waited for without an end."""
-        available = ray.cluster_resources()
-        wanted: dict[str, float] = {}
-        for role in (self.config.prompt, self.config.decoder):
-            for name, amount in role.resources.items():
-                wanted[name] = wanted.get(name, 0.0) + amount * role.replicas
-        for name, amount in wanted.items():
-            if amount > available.get(name, 0.0):
-                raise LaunchError(
-                    f"cluster {self.config.name} wants {amount:g} {name} in all, this Ray has "
-                    f"{available.get(name, 0.0):g}: see prompt.resources and decoder.resources"
-                )
-
-    def _start_coordinator(self) -> Any:
-        self._check_name_is_free()
-        owner = OwnerRecord(socket.gethostname(), os.getpid(), __version__)
+    def _start_coordinator(self) -> None:
+        beginning = self._take_name()
         try:
-            coordinator = _COORDINATOR.options(
+            # Ray may have made it when an interrupt keeps us from ever getting the handle.
+            self._is_coordinator_asked_for = True
+            self.coordinator = _COORDINATOR.options(
                 name=COORDINATOR_NAME, namespace=self.namespace, lifetime="detached"
-            ).remote(self.config.name, self.namespace, owner)
+            ).remote(self.config.name, self.namespace, self.owner, **beginning)
         except ValueError as error:
-            raise LaunchError(f"cluster {self.config.name} is being launched by somebody else: {error}") from error
+            self._is_coordinator_asked_for = False
+            raise self._failed(f"somebody else is launching it right now: {error}") from error
         try:
-            ray.get(coordinator.status.remote())
+            ray.get(self.coordinator.status.remote(), timeout=self._time_left_s())
         except RayError as error:
-            ray.kill(coordinator)
-            raise LaunchError(f"the coordinator of cluster {self.config.name} did not start: {error}") from error
-        return coordinator
+            raise self._failed(f"its coordinator did not start: {_reason(error)}") from error
 
-    def _check_name_is_free(self) -> None:
-        """Takes the name over from a coordinator that nobody owns and that has no live members."""
+    def _take_name(self) -> dict[str, int]:
+        """Where epochs and ids begin: behind those of a coordinator that nobody owns and that has no live members. Such
+        a one is ended; any other is a LaunchError."""
         try:
             existing = ray.get_actor(COORDINATOR_NAME, namespace=self.namespace)
         except ValueError:
-            return
+            return {}
         try:
             status: CoordinatorStatus = ray.get(existing.status.remote(), timeout=_ANSWER_TIMEOUT_S)
         except RayActorError:
-            return
+            return {}
         except RayError as error:
-            raise LaunchError(
-                f"cluster {self.config.name} exists and its coordinator does not answer: {error}"
-            ) from error
+            reason = "its name is taken, and the coordinator that has it does not answer"
+            raise self._failed(f"{reason}: {_reason(error)}; use another name in the configuration") from error
         if status.lease_left_s > 0 or status.topology.members:
             raise LaunchError(
                 f"cluster {self.config.name} is running, launched by {status.owner}, with "
@@ -122,44 +130,77 @@ class Launcher:
             )
         self.say(f"replacing what is left of cluster {self.config.name}, launched by {status.owner}")
         ray.kill(existing)
+        return {"epoch": status.topology.epoch + 1, "next_cluster_id": status.next_cluster_id}
+
+    def _interrupted_coordinator(self) -> Any:
+        """The coordinator that was asked for and that we have no handle of; None when there is none of ours."""
+        if not self._is_coordinator_asked_for:
+            return None
+        try:
+            found = ray.get_actor(COORDINATOR_NAME, namespace=self.namespace)
+            status: CoordinatorStatus = ray.get(found.status.remote(), timeout=_ANSWER_TIMEOUT_S)
+        except (ValueError, RayError):
+            return None
+        return found if status.owner == self.owner else None
 
     def _wait_for_members(self) -> None:
         """Woken by whatever comes first: a sentence of a member, a member that is ready, one that failed."""
         starts = {handle.start.remote(): name for name, handle in self.members.items()}
-        num_read = dict.fromkeys(self.members, 0)
+        heard: dict[str, list[str]] = {name: [] for name in self.members}
         news = {handle.progress.remote(0): name for name, handle in self.members.items()}
-        started_at = time.monotonic()
         while starts or news:
-            (ref,), _ = ray.wait([*starts, *news], num_returns=1)
+            ready, _ = ray.wait([*starts, *news], num_returns=1, timeout=self._time_left_s())
+            if not ready:
+                pending = ", ".join(_last_word(name, heard[name]) for name in starts.values())
+                limit = f"launch_timeout_s ({self.config.launch_timeout_s}) is over"
+                raise self._failed(f"{limit}; still pending: {pending or 'the last words of the members'}")
+            (ref,) = ready
             if ref in starts:
-                name = starts.pop(ref)
-                self._member_started(name, ref, time.monotonic() - started_at)
+                self._check_started(starts.pop(ref), ref)
                 continue
             name = news.pop(ref)
-            sentences = self._progress_of(ref)
+            sentences = _progress_of(ref)
             for sentence in sentences:
                 self.say(sentence)
-            num_read[name] += len(sentences)
+            heard[name] += sentences
             if sentences:
-                news[self.members[name].progress.remote(num_read[name])] = name
+                news[self.members[name].progress.remote(len(heard[name]))] = name
 
-    def _progress_of(self, ref: Any) -> tuple[str, ...]:
+    def _check_started(self, name: str, ref: Any) -> None:
         try:
-            return ray.get(ref)
-        except RayActorError:
-            return ()  # its start() says so too, with the reason
+            ray.get(ref)
+        except RayError as error:
+            elapsed_s = time.monotonic() - self._started_at
+            raise LaunchError(
+                f"{name} of cluster {self.config.name} did not start after {elapsed_s:.1f} s: {_reason(error)}"
+            ) from error
 
-    def _member_started(self, name: str, ref: Any, elapsed_s: float) -> MemberRecord:
-        try:
-            return ray.get(ref)
-        except RayTaskError as error:
-            reason = f"{type(error.cause).__name__}: {error.cause}"
-        except RayActorError as error:
-            reason = f"its process has died: {error}"
-        raise LaunchError(f"{name} of cluster {self.config.name} did not start after {elapsed_s:.1f} s: {reason}")
+    def _time_left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _failed(self, reason: str) -> LaunchError:
+        elapsed_s = time.monotonic() - self._started_at
+        return LaunchError(f"cluster {self.config.name} could not be launched after {elapsed_s:.1f} s: {reason}")
 
 
-def _claims(role: RoleConfig) -> dict[str, Any]:
-    """Ray's options for a claim; without one an actor is placed anywhere, so that two cores suffice for everything."""
-    resources = dict(role.resources)
-    return {"num_cpus": resources.pop("CPU", 0), "num_gpus": resources.pop("GPU", 0), "resources": resources}
+def _progress_of(ref: Any) -> tuple[str, ...]:
+    try:
+        return ray.get(ref)
+    except RayError:
+        return ()  # its start() says so too, with the reason
+
+
+def _last_word(name: str, heard: list[str]) -> str:
+    if heard:
+        return f"{name} (its last word: {heard[-1].removeprefix(f'{name}: ')})"
+    return f"{name} (its process has not begun: Ray may be waiting for resources that others hold, see ray status)"
+
+
+def _reason(error: RayError) -> str:
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    if isinstance(error, GetTimeoutError):
+        return "it did not answer in time"
+    if isinstance(error, RayActorError):
+        return f"its process has died: {error}"
+    return f"{type(error).__name__}: {error}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import ray
 
 from llm_datadist_ray.actors.cluster_config import ClusterConfig
+from llm_datadist_ray.actors.end_watch import EndWatch
 from llm_datadist_ray.actors.messages import JoinRequest, LinkOrder, LinkReport, MemberRecord
 from llm_datadist_ray.actors.names import COORDINATOR_NAME
 from llm_datadist_ray.actors.progress import ProgressLog
@@ -25,7 +25,7 @@ CONCURRENCY_GROUPS = {"control": 8, "data": 16, "lifetime": 4}
 class Service(Protocol):
     """What a role does once it has a worker core."""
 
-    def cancel(self, request_id: str) -> None: ...
+    def cancel(self, attempt_id: str) -> None: ...
 
     def status(self) -> WorkerStatus: ...
 
@@ -52,7 +52,7 @@ class MemberActor(Generic[S]):
         self._core: WorkerCore | None = None
         self._service: S | None = None
         self._progress = ProgressLog()
-        self._watch = threading.Event()
+        self._watch = EndWatch()
 
     @method(concurrency_group="data")
     def start(self) -> MemberRecord:
@@ -84,11 +84,9 @@ class MemberActor(Generic[S]):
         return self._progress.wait(num_read)
 
     @method(concurrency_group="lifetime")
-    def until_end(self) -> None:
-        """Returns when the actor is stopped or somebody else watches, and raises ActorDiedError when it dies."""
-        earlier, self._watch = self._watch, threading.Event()
-        earlier.set()
-        self._watch.wait()
+    def until_end(self) -> bool:
+        """As :meth:`EndWatch.wait`; the caller gets ActorDiedError when this process dies."""
+        return self._watch.wait()
 
     @method(concurrency_group="control")
     def link_to(self, order: LinkOrder) -> LinkReport:
@@ -98,9 +96,9 @@ class MemberActor(Generic[S]):
         return self._core.link_to(order)
 
     @method(concurrency_group="control")
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, attempt_id: str) -> None:
         """Frees what this side holds for a request, in any phase. Idempotent."""
-        self._serving().cancel(request_id)
+        self._serving().cancel(attempt_id)
 
     @method(concurrency_group="control")
     def status(self) -> WorkerStatus:
@@ -109,7 +107,7 @@ class MemberActor(Generic[S]):
     @method(concurrency_group="control")
     def stop(self) -> None:
         """Closes the native engine. Idempotent; the process ends when its owner kills it."""
-        self._watch.set()
+        self._watch.end()
         if self._core is not None:
             self._core.close()
 

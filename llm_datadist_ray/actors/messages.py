@@ -3,7 +3,7 @@
 Life of a request, who calls whom::
 
     router -> P.admit(request)            -> Admission      tokenises, checks that the prompt can fit
-    router -> D.reserve(request_id, n)    -> Reservation    sink blocks first: no blocks, no prefill
+    router -> D.reserve(request_id, ...)  -> Reservation    sink blocks first: no blocks, no prefill
     router -> P.prefill(request_id)       -> Prefilled      compute, mint a grant
     router -> D.decode(request_id, ...)   -> stream of TokenPiece, last a RequestReport
     router -> P.cancel / D.cancel(request_id)                any phase, idempotent: frees what that side holds
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llm_datadist_ray.engines.base import GREEDY, Sampling
 from llm_datadist_ray.handoff.handoff import Handoff
 from llm_datadist_ray.types import LLMRole
 
@@ -96,6 +97,7 @@ class GenerateRequest:
     prompt: str
     max_tokens: int
     chat: bool = True
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ class PromptActor(MemberActor[PrefillService]):
         return self._serving().admit(request)
 
     @method(concurrency_group="data")
-    def prefill(self, request_id: str) -> Prefilled:
-        return self._serving().prefill(request_id)
+    def prefill(self, attempt_id: str) -> Prefilled:
+        return self._serving().prefill(attempt_id)
 
     def _serve(self, core: WorkerCore) -> PrefillService:
         return PrefillService(core)

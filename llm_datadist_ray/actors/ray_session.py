@@ -20,12 +20,32 @@ class RaySession:
     """``is_owned``: this process started a Ray that exists on this host only, and :meth:`close` ends it."""
 
     is_owned: bool
+    identity: tuple[str, str]
+    """Of this process in that very Ray: a later one in the same process has another."""
+
+    @classmethod
+    def current(cls, *, is_owned: bool) -> RaySession:
+        return cls(is_owned, _identity())
+
+    @property
+    def is_alive(self) -> bool:
+        """False after somebody has called ``ray.shutdown()``: most calls of Ray would start a new one then."""
+        import ray
+
+        return ray.is_initialized() and _identity() == self.identity
 
     def close(self) -> None:
-        if self.is_owned:
+        if self.is_owned and self.is_alive:
             import ray
 
             ray.shutdown()
+
+
+def _identity() -> tuple[str, str]:
+    import ray
+
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
 
 
 def connect(config: RayConfig, say: Callable[[str], None]) -> RaySession:
@@ -36,17 +56,18 @@ def connect(config: RayConfig, say: Callable[[str], None]) -> RaySession:
     """
     set_auth_mode(config.auth_mode)
     import ray
+    from ray.exceptions import RayError
 
     if ray.is_initialized():
         say("using the Ray of this process")
-        return RaySession(is_owned=False)
+        return RaySession.current(is_owned=False)
     address = config.address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     try:
         if address:
             say(f"joining Ray at {address}")
             ray.init(address=address, **quiet)
-            return RaySession(is_owned=False)
+            return RaySession.current(is_owned=False)
         say(f"starting Ray on this host ({config.num_cpus} CPUs)")
         ray.init(
             address="local",
@@ -55,10 +76,17 @@ def connect(config: RayConfig, say: Callable[[str], None]) -> RaySession:
             include_dashboard=False,
             **quiet,
         )
-        return RaySession(is_owned=True)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        return RaySession.current(is_owned=True)
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         where = f"join Ray at {address}" if address else "start Ray on this host"
-        raise LaunchError(f"could not {where} (RAY_AUTH_MODE={os.environ[_AUTH_VARIABLE]}): {error}") from error
+        advice = (
+            "check ray.address or RAY_ADDRESS, and that RAY_AUTH_MODE is what that cluster uses"
+            if address
+            else "check that the temporary folder and /dev/shm have room (ray.object_store_mb)"
+        )
+        raise LaunchError(
+            f"could not {where} (RAY_AUTH_MODE={os.environ[_AUTH_VARIABLE]}): {type(error).__name__}: {error}; {advice}"
+        ) from error
 
 
 def set_auth_mode(mode: str) -> None:

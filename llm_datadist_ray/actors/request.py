@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from llm_datadist_ray.actors.attempt import new_attempt
 from llm_datadist_ray.actors.errors import RequestCancelled, RequestError, RequestFailed
+from llm_datadist_ray.actors.interrupt import Interrupt
 from llm_datadist_ray.actors.messages import GenerateRequest, MemberRecord, Prefilled, RequestReport, TokenPiece
-from llm_datadist_ray.actors.router import Route, Router, describe
+from llm_datadist_ray.actors.router import Route, RouteError, Router, describe
 
 _CANCEL_TIMEOUT_S = 1.0
 _HANDOFF_STEPS = ("open", "transfer", "close")
@@ -52,7 +54,8 @@ class RequestStream:
         self._pieces.close()
 
     def cancel(self) -> None:
-        """From any thread: both sides free what they hold; an iteration that waits ends with RequestCancelled."""
+        """From any thread: an iteration that waits ends at once with RequestCancelled, and both sides free what they
+        hold. Waits until both have heard of it, at most a second."""
         self._passage.cancel()
 
 
@@ -62,50 +65,61 @@ class _Passage:
     def __init__(self, router: Router, request: GenerateRequest) -> None:
         self.request = request
         self.report: RequestReport | None = None
+        self._attempt_id = new_attempt(request.request_id)
         self._router = router
         self._route: Route | None = None
-        self._is_cancelled = False
+        self._interrupt = Interrupt()
         self._started_at = 0.0
 
     def cancel(self) -> None:
-        self._is_cancelled = True
+        self._interrupt.set(self._cancelled())
         route = self._route
         if route is not None:
             self._cancel_both(route)
 
     def run(self) -> Generator[TokenPiece, None, None]:
         self._started_at = time.monotonic()
-        with self._router.route(self.request.request_id) as route:
-            self._route = route
-            try:
-                yield from self._steps(route)
-            except RequestError as error:
-                self._cancel_both(route)
-                if self._is_cancelled and not isinstance(error, RequestCancelled):
-                    raise self._cancelled() from error
-                if isinstance(error, RequestFailed) and error.step in _HANDOFF_STEPS:
-                    with contextlib.suppress(RequestFailed):  # this request's own failure is the one to tell
-                        self._router.report_broken_link(route)
-                raise
-            except BaseException:
-                # The client went away (GeneratorExit), or was interrupted.
-                self._cancel_both(route)
-                raise
-            finally:
-                self._route = None
+        try:
+            with self._router.route(self.request.request_id, self._interrupt) as route:
+                yield from self._travel(route)
+        except RouteError as error:
+            raise self._failed(error.step, error.who, error.reason) from error
+
+    def _travel(self, route: Route) -> Iterator[TokenPiece]:
+        self._route = route  # before the first look at the interrupt: whoever cancels later finds it
+        try:
+            yield from self._steps(route)
+        except RequestError as error:
+            if (reason := self._interrupt.reason) is not None:
+                # Whoever interrupted tells both sides; this thread is free at once.
+                if error is reason:
+                    raise
+                raise reason from error
+            self._cancel_both(route)
+            if isinstance(error, RequestFailed) and error.step in _HANDOFF_STEPS:
+                self._router.mark_broken(route)
+            raise
+        except BaseException:
+            # No link, or the client went away (GeneratorExit), or was interrupted.
+            self._cancel_both(route)
+            raise
+        finally:
+            self._route = None
 
     def _steps(self, route: Route) -> Iterator[TokenPiece]:
-        request_id, prompt, decoder = self.request.request_id, route.prompt, route.decoder
-        self._check_cancelled()
-        self._router.ensure_link(route)
-        admission = self._call("admit", route.prompt_record, prompt.admit.remote(self.request))
+        attempt_id, prompt, decoder = self._attempt_id, route.prompt, route.decoder
+        self._interrupt.check()
+        self._router.ensure_link(route, self._interrupt.wait)
+        admit = prompt.admit.remote(replace(self.request, request_id=attempt_id))
+        admission = self._call("admit", route.prompt_record, admit)
         # Sink blocks before prefill: a prompt that nobody can decode is not computed.
-        reservation = decoder.reserve.remote(request_id, admission.num_prompt_tokens, self.request.max_tokens)
-        self._call("reserve", route.decoder_record, reservation)
-        prefilled = self._call("prefill", route.prompt_record, prompt.prefill.remote(request_id))
+        limits = (admission.num_prompt_tokens, self.request.max_tokens)
+        reserve = decoder.reserve.remote(attempt_id, *limits, self.request.sampling)
+        self._call("reserve", route.decoder_record, reserve)
+        prefilled: Prefilled = self._call("prefill", route.prompt_record, prompt.prefill.remote(attempt_id))
+        stream = decoder.decode.remote(attempt_id, prefilled.handoff, describe(route.prompt_record))
         first_token_s = 0.0
-        for ref in decoder.decode.remote(request_id, prefilled.handoff):
-            item = self._call("decode", route.decoder_record, ref)
+        for item in self._items(stream, route.decoder_record):
             if isinstance(item, RequestReport):
                 self.report = _completed(item, prefilled, first_token_s)
             else:
@@ -115,43 +129,54 @@ class _Passage:
             raise self._cancelled()
 
     def _call(self, step: str, member: MemberRecord, ref: Any) -> Any:
+        with self._naming(step, member):
+            return self._interrupt.wait(ref)
+
+    def _items(self, stream: Any, decoder: MemberRecord) -> Iterator[TokenPiece | RequestReport]:
+        items = self._interrupt.iterate(stream)
+        while True:
+            with self._naming("decode", decoder):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    @contextmanager
+    def _naming(self, step: str, member: MemberRecord) -> Iterator[None]:
+        """What Ray raises becomes what a client understands."""
         try:
-            answer = ray.get(ref)
+            yield
         except RayTaskError as error:
             if isinstance(error.cause, RequestError):
                 raise error.cause from None
-            raise self._failed(step, member, f"{type(error.cause).__name__}: {error.cause}") from error
-        except RayActorError as error:
+            reason = f"{type(error.cause).__name__}: {error.cause}; its log has the details"
+            raise self._failed(step, describe(member), reason) from error
+        except ActorDiedError as error:
             self._router.mark_dead(member.cluster_id)
             reason = "its process has died; the blocks of this request are being freed, try again"
-            raise self._failed(step, member, reason) from error
-        self._check_cancelled()
-        return answer
-
-    def _check_cancelled(self) -> None:
-        if self._is_cancelled:
-            raise self._cancelled()
+            raise self._failed(step, describe(member), reason) from error
+        except RayError as error:
+            reason = f"Ray could not reach it for the moment ({type(error).__name__}: {error}); try again"
+            raise self._failed(step, describe(member), reason) from error
 
     def _cancelled(self) -> RequestCancelled:
         return RequestCancelled(f"request {self.request.request_id} was cancelled")
 
-    def _failed(self, step: str, member: MemberRecord, reason: str) -> RequestFailed:
+    def _failed(self, step: str, who: str, reason: str) -> RequestFailed:
         elapsed_s = time.monotonic() - self._started_at
         return RequestFailed(
-            f"request {self.request.request_id}: {describe(member)} failed in step {step} after "
-            f"{elapsed_s * 1000:.0f} ms: {reason}",
-            member=describe(member),
+            f"request {self.request.request_id}: {who} failed in step {step} after {elapsed_s * 1000:.0f} ms: {reason}",
+            member=who,
             step=step,
             elapsed_s=elapsed_s,
         )
 
     def _cancel_both(self, route: Route) -> None:
         """Tells both sides and waits until they answered. One that has died needs no telling."""
-        if not ray.is_initialized():
+        if not self._router.is_open:
             return  # dropped after the shutdown: there is nobody to tell
-        request_id = self.request.request_id
-        refs = [route.prompt.cancel.remote(request_id), route.decoder.cancel.remote(request_id)]
-        ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_TIMEOUT_S)
+        answers = [member.cancel.remote(self._attempt_id).future() for member in (route.prompt, route.decoder)]
+        wait(answers, timeout=_CANCEL_TIMEOUT_S)
 
 
 def _completed(report: RequestReport, prefilled: Prefilled, first_token_s: float) -> RequestReport:

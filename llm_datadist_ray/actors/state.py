@@ -15,11 +15,15 @@ _ROLES = (LLMRole.PROMPT, LLMRole.DECODER)
 
 
 class ClusterState:
-    """Members, links and ids of one cluster. Not thread safe; picklable, so that it can be stored as it is."""
+    """Members, links and ids of one cluster. Not thread safe; picklable, so that it can be stored as it is.
 
-    def __init__(self) -> None:
-        self._epoch = 0
-        self._next_cluster_id = 1
+    The successor of another cluster of that name goes on with its epoch and ids, so that nobody who still knows the old
+    topology takes an old member for a new one.
+    """
+
+    def __init__(self, *, epoch: int = 0, next_cluster_id: int = 1) -> None:
+        self._epoch = epoch
+        self._next_cluster_id = next_cluster_id
         self._joins: dict[str, tuple[JoinRequest, int]] = {}
         self._joined: dict[int, JoinRequest] = {}
         self._members: dict[int, MemberRecord] = {}
@@ -29,6 +33,10 @@ class ClusterState:
     @property
     def epoch(self) -> int:
         return self._epoch
+
+    @property
+    def next_cluster_id(self) -> int:
+        return self._next_cluster_id
 
     def topology(self) -> Topology:
         members = tuple(self._members[cluster_id] for cluster_id in sorted(self._members))
@@ -80,9 +88,9 @@ class ClusterState:
         return self._epoch
 
     def remove(self, cluster_id: int, reason: str) -> bool:
-        """Death or leave: the member and its links are gone, its id is spent. False when that is known already."""
+        """The member and its links are gone, its id is spent. False when that is known already."""
         if cluster_id not in self._joined:
-            raise MembershipError(f"cluster {cluster_id} cannot leave: {self._why_not(cluster_id)}")
+            raise MembershipError(f"cluster {cluster_id} cannot go: {self._why_not(cluster_id)}")
         if cluster_id in self._dead:
             return False
         self._dead[cluster_id] = reason

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import uuid
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llm_datadist_ray.actors.messages import Topology
@@ -50,11 +51,12 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class OwnerRecord:
-    """Who launched a cluster."""
+    """Who launched a cluster, and which of its launches it was."""
 
     host: str
     pid: int
     version: str
+    launch_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
@@ -69,6 +71,7 @@ class CoordinatorStatus:
     owner: OwnerRecord
     lease_left_s: float
     topology: Topology
+    next_cluster_id: int
 
 
 @dataclass(frozen=True, slots=True)

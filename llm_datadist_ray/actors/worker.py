@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
 
 from llm_datadist_ray import engines, option_keys
 from llm_datadist_ray._native import EventKind, LinkInfo, NativeError, NativeStatus
 from llm_datadist_ray.actors.cluster_config import ClusterConfig
+from llm_datadist_ray.actors.compute_turn import ComputeTurn
 from llm_datadist_ray.actors.kv_memory import KvMemory
 from llm_datadist_ray.actors.messages import LinkOrder, LinkReport, MemberRecord
 from llm_datadist_ray.actors.status import LinkStatus, WorkerStatus
 from llm_datadist_ray.datadist import LLMDataDist
 from llm_datadist_ray.engines.base import Engine
+from llm_datadist_ray.errors import LLMException
 from llm_datadist_ray.handoff.blocks import BlockAllocator
 from llm_datadist_ray.handoff.events import EventHandler, EventThread
 from llm_datadist_ray.membership import Membership
@@ -25,7 +26,7 @@ class WorkerCore:
     """One member of a cluster, in its own process (:class:`LLMDataDist` allows one). Any thread may call.
 
     The constructor takes over a loaded engine, allocates and registers the KV memory, and starts to listen.
-    ``compute_lock`` must be held for every call of the engine that computes.
+    ``compute_turn`` must be held for every call of the engine that computes.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class WorkerCore:
         self.cluster_id = cluster_id
         self.engine = engine
         self.layout = engine.layout
-        self.compute_lock = threading.Lock()
+        self.compute_turn = ComputeTurn()
         self.timeout_s = config.transfer.sync_kv_timeout_ms / 1000
         self.max_context_tokens = min(
             engine.max_context_tokens, config.model.max_context_tokens or engine.max_context_tokens
@@ -55,7 +56,7 @@ class WorkerCore:
             budget_ms=config.liveness.budget_ms,
             allow_ptracer=config.transfer.cma_ptracer == "any",
         )
-        self._datadist.init(_options(config, host), membership=membership)
+        self._init(config, membership)
         self.native = self._datadist.native_engine
         info = self.native.info()
         self.incarnation = info.incarnation
@@ -111,6 +112,15 @@ class WorkerCore:
         self._datadist.finalize()
         if self._events is not None:
             self._events.join(_CLOSE_TIMEOUT_S)
+
+    def _init(self, config: ClusterConfig, membership: Membership) -> None:
+        try:
+            self._datadist.init(_options(config, self._host), membership=membership)
+        except LLMException as error:
+            if config.listen.port == 0:
+                raise
+            advice = "another process, or another member of this host, may have it; 0 takes a free one"
+            raise RuntimeError(f"{error} (listen.port is {config.listen.port}: {advice})") from error
 
     def _link(self, order: LinkOrder) -> LinkInfo:
         try:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llm_datadist_ray._native import BlockList, CacheKind, Direction, KeyKind, Move, NativeEngine, NativeKey, Transfer
+from llm_datadist_ray._native import (
+    BlockList,
+    CacheKind,
+    Direction,
+    KeyKind,
+    Move,
+    NativeEngine,
+    NativeError,
+    NativeKey,
+    NativeStatus,
+    Transfer,
+)
 from llm_datadist_ray.cache.arguments import (
     check_block_list,
     check_cache,
@@ -25,7 +36,7 @@ from llm_datadist_ray.cache.selection import (
     push_selection,
 )
 from llm_datadist_ray.checks import check_int64, check_isinstance, check_uint32
-from llm_datadist_ray.errors import raise_if_false
+from llm_datadist_ray.errors import param_invalid, raise_if_false
 from llm_datadist_ray.options import EngineOptions
 from llm_datadist_ray.types import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheKeyByIdAndIndex
 
@@ -33,10 +44,11 @@ from llm_datadist_ray.types import BlocksCacheKey, Cache, CacheDesc, CacheKey, C
 class CacheManager:
     """The caches of one initialised :class:`LLMDataDist`, which makes it; see ``LLMDataDist.cache_manager``.
 
-    Any thread may call. Transfers block the caller, at most ``sync_kv_timeout`` from the moment when the link is
-    theirs; those on one link queue up. Each is one native call however many pieces it has. Failures are LLMException:
-    LLM_PARAM_INVALID, LLM_KV_CACHE_NOT_EXIST, LLM_NOT_YET_LINK, LLM_TIMEOUT (link again), LLM_FEATURE_NOT_ENABLED,
-    LLM_FAILED (also after ``finalize``); the text says which peer, which step, how far (spec §11).
+    Any thread may call. Transfers block the caller, at most ``sync_kv_timeout`` (a push: for each of its layers, as one
+    sum) from the moment when the link is theirs; those on one link queue up. Each is one native call however many
+    pieces it has. Failures are LLMException: LLM_PARAM_INVALID, LLM_KV_CACHE_NOT_EXIST, LLM_NOT_YET_LINK, LLM_TIMEOUT
+    (link again), LLM_FEATURE_NOT_ENABLED, LLM_FAILED (also after ``finalize``); the text says which peer, which step,
+    how far (spec §11).
     """
 
     def __init__(self, engine: NativeEngine, options: EngineOptions) -> None:
@@ -70,12 +82,12 @@ class CacheManager:
         """
         check_desc_and_addrs(cache_desc, addrs)
         check_isinstance("cache_keys", cache_keys, (list, tuple), CacheKey, allow_none=False)
+        is_accessible = self._resolve_accessible(cache_desc, remote_accessible)
         num_entries = cache_desc.shape[0]
         raise_if_false(
             len(cache_keys) <= num_entries, f"{len(cache_keys)} cache_keys are more than the {num_entries} entries"
         )
-        keys = native_keys(cache_keys)
-        return self._register(CacheKind.CONTIGUOUS, cache_desc, addrs, keys, remote_accessible)
+        return self._register(CacheKind.CONTIGUOUS, cache_desc, addrs, native_keys(cache_keys), is_accessible)
 
     def register_blocks_cache(
         self,
@@ -88,13 +100,22 @@ class CacheManager:
         that peers find; without a key none finds it by one."""
         check_desc_and_addrs(cache_desc, addrs)
         check_isinstance("blocks_cache_key", blocks_cache_key, BlocksCacheKey)
+        is_accessible = self._resolve_accessible(cache_desc, remote_accessible)
         keys = [] if blocks_cache_key is None else [NativeKey(KeyKind.BLOCKS, 0, blocks_cache_key.model_id)]
-        return self._register(CacheKind.BLOCKS, cache_desc, addrs, keys, remote_accessible)
+        return self._register(CacheKind.BLOCKS, cache_desc, addrs, keys, is_accessible)
 
     def unregister_cache(self, cache_id: int) -> None:
         """Forgets a cache and its keys; who still reads it fails. An unknown id is success (spec §3.5)."""
         check_int64("cache_id", cache_id)
         self._engine.unregister_cache(cache_id)
+
+    def _resolve_accessible(self, cache_desc: CacheDesc, remote_accessible: bool | None) -> bool:
+        """The last checks that both registrations share, in the order of spec §3.1."""
+        is_accessible = resolve_remote_accessible(
+            remote_accessible, cache_desc.placement, is_call_linked=self._is_call_linked
+        )
+        check_shape(cache_desc)
+        return is_accessible
 
     def _register(
         self,
@@ -102,12 +123,8 @@ class CacheManager:
         cache_desc: CacheDesc,
         addrs: list[int],
         keys: list[NativeKey],
-        remote_accessible: bool | None,
+        is_accessible: bool,
     ) -> Cache:
-        is_accessible = resolve_remote_accessible(
-            remote_accessible, cache_desc.placement, is_call_linked=self._is_call_linked
-        )
-        check_shape(cache_desc)
         cache_id = self._engine.register_cache(
             kind=kind,
             placement=cache_desc.placement,
@@ -244,7 +261,6 @@ class CacheManager:
         selection = push_selection(src_layer_range, dst_layer_range, num_tensors, tensor_num_per_layer)
         target = remote_fields(dst_cache_key)
         if selection is not None:
-            check_not_empty("src_blocks", src_blocks)
             self._transfer(
                 Direction.PUSH,
                 Move.BLOCKS,
@@ -270,19 +286,22 @@ class CacheManager:
         selection: Selection,
         **fields: Any,
     ) -> None:
-        local_tensors, remote_tensors = selection
-        self._engine.transfer(
-            Transfer(
-                direction=direction,
-                move=move,
-                local_cache_id=local_cache.cache_id,
-                local_tensors=local_tensors,
-                remote_tensors=remote_tensors,
-                timeout_s=self._timeout_s,
-                **remote,
-                **fields,
-            )
+        transfer = Transfer(
+            direction=direction,
+            move=move,
+            local_cache_id=local_cache.cache_id,
+            local_tensors=selection.local,
+            remote_tensors=selection.remote,
+            timeout_s=self._timeout_s * selection.num_layers,
+            **remote,
+            **fields,
         )
+        try:
+            self._engine.transfer(transfer)
+        except NativeError as error:
+            if selection.flaw is not None and error.native_status == NativeStatus.INVALID:
+                raise param_invalid(selection.flaw) from error
+            raise
 
     # Not in this version
 

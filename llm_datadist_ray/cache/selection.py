@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm_datadist_ray._native import ALL_TENSORS, TensorSpan
 from llm_datadist_ray.checks import check_isinstance, check_layer_range, check_uint32
@@ -10,9 +10,18 @@ from llm_datadist_ray.errors import raise_if_false
 
 DEFAULT_TENSORS_PER_LAYER = 2
 _MAX_TENSOR = 2**32 - 1
+# Beyond any cache: the native core refuses it when its turn to be checked comes.
+_NO_TENSOR = TensorSpan(_MAX_TENSOR, 1)
 
-Selection = tuple[TensorSpan, TensorSpan]
-"""(local, remote)"""
+
+class Selection(NamedTuple):
+    """Tensors of each side. What is wrong with it, if anything, is known here first but has its place among the checks
+    of the native core (spec §5.4, §7): ``flaw`` says it, and one of the spans is beyond any cache."""
+
+    local: TensorSpan
+    remote: TensorSpan
+    num_layers: int = 1
+    flaw: str | None = None
 
 
 def check_tensors_per_layer(value: Any) -> None:
@@ -27,16 +36,15 @@ def check_pull_range(name: str, value: Any) -> range | None:
         return None
     raise_if_false(value.step == 1, f"{name} should have step 1, but got {value}")
     raise_if_false(value.start >= 0, f"{name} should start at 0 or above, but got {value}")
-    return value if len(value) else None
+    return value if _num_layers(value) else None
 
 
 def pull_selection(src_layers: range | None, dst_layers: range | None, num_tensors: int, per_layer: int) -> Selection:
     """Tensors of a pull into a local cache of ``num_tensors``. That both sides have as many, and that they exist, is
     checked by the native core, which knows the peer's cache."""
     if src_layers is None and dst_layers is None:
-        return ALL_TENSORS, ALL_TENSORS
-    _check_divisible(num_tensors, per_layer)
-    return _span("dst_layer_range", dst_layers, per_layer), _span("src_layer_range", src_layers, per_layer)
+        return Selection(ALL_TENSORS, ALL_TENSORS)
+    return _selection(dst_layers, src_layers, 1, num_tensors, per_layer)
 
 
 def push_selection(src_layer_range: Any, dst_layer_range: Any, num_tensors: int, per_layer: int) -> Selection | None:
@@ -49,28 +57,35 @@ def push_selection(src_layer_range: Any, dst_layer_range: Any, num_tensors: int,
     all_layers = range(num_tensors // per_layer)
     src_layers = all_layers if src_layer_range is None else src_layer_range
     dst_layers = all_layers if dst_layer_range is None else dst_layer_range
+    num_layers = _num_layers(src_layers)
     raise_if_false(
-        len(src_layers) == len(dst_layers),
+        num_layers == _num_layers(dst_layers),
         f"src_layer_range {src_layers} and dst_layer_range {dst_layers} should have equally many layers",
     )
-    if not len(src_layers):
-        return None
-    _check_divisible(num_tensors, per_layer)
-    return _span("src_layer_range", src_layers, per_layer), _span("dst_layer_range", dst_layers, per_layer)
+    return _selection(src_layers, dst_layers, num_layers, num_tensors, per_layer) if num_layers else None
 
 
-def _check_divisible(num_tensors: int, per_layer: int) -> None:
-    raise_if_false(
-        num_tensors % per_layer == 0,
-        f"the cache has {num_tensors} tensors, which tensor_num_per_layer {per_layer} does not divide",
-    )
+def _selection(
+    local: range | None, remote: range | None, num_layers: int, num_tensors: int, per_layer: int
+) -> Selection:
+    local_tensors, remote_tensors = _span(local, per_layer), _span(remote, per_layer)
+    flaw = None
+    if num_tensors % per_layer:
+        flaw = f"the cache has {num_tensors} tensors, which tensor_num_per_layer {per_layer} does not divide"
+        local_tensors = _NO_TENSOR
+    elif _NO_TENSOR in (local_tensors, remote_tensors):
+        flaw = f"layers {local} here and {remote} there, of {per_layer} tensors each, are beyond any cache"
+    return Selection(local_tensors, remote_tensors, num_layers, flaw)
 
 
-def _span(name: str, layers: range | None, per_layer: int) -> TensorSpan:
+def _span(layers: range | None, per_layer: int) -> TensorSpan:
     if layers is None:
         return ALL_TENSORS
-    raise_if_false(
-        layers.stop * per_layer <= _MAX_TENSOR,
-        f"{name} {layers} with {per_layer} tensors in a layer is beyond any cache",
-    )
-    return TensorSpan(layers.start * per_layer, len(layers) * per_layer)
+    if layers.stop * per_layer > _MAX_TENSOR:
+        return _NO_TENSOR
+    return TensorSpan(layers.start * per_layer, _num_layers(layers) * per_layer)
+
+
+def _num_layers(layers: range) -> int:
+    """``len`` of a range of step 1, which raises OverflowError beyond 63 bits."""
+    return max(0, layers.stop - layers.start)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llm_datadist_ray.actors.cluster_config import ClusterConfig
-    from llm_datadist_ray.engines.base import Engine
+    from llm_datadist_ray.engines.base import Engine, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,11 @@ class Reference:
         self._engine: Engine = engines.create(config.engine_spec())
         self._max_context_tokens = config.model.max_context_tokens or self._engine.max_context_tokens
 
-    def check(self, token_ids: Sequence[int], prompt: str, *, chat: bool, max_tokens: int) -> CheckResult:
+    def check(
+        self, token_ids: Sequence[int], prompt: str, *, chat: bool, max_tokens: int, sampling: Sampling
+    ) -> CheckResult:
         prompt_ids = self._engine.encode(prompt, chat=chat)
         # The last token is never computed with, so it needs no place in the context.
         room = self._max_context_tokens - len(prompt_ids) + 1
-        return compare(token_ids, self._engine.generate_alone(prompt_ids, min(max_tokens, room)))
+        reference = self._engine.generate_alone(prompt_ids, min(max_tokens, room), sampling=sampling)
+        return compare(token_ids, reference)

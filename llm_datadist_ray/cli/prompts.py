@@ -18,6 +18,7 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[str]:
         raise BadInput("there is nothing to ask: give --prompt TEXT or --prompt-file FILE, each as often as you like")
     for text in texts:
         _refuse_empty(text, "--prompt")
+        _refuse_bad_bytes(text)
     return [*texts, *(_read(file) for file in files)]
 
 
@@ -42,3 +43,14 @@ def _read(file: str) -> str:
 def _refuse_empty(text: str, name: str) -> None:
     if not text:
         raise BadInput(f"{name} is empty: a prompt needs at least one character")
+
+
+def _refuse_bad_bytes(text: str) -> None:
+    """Bytes of the command line that are not in its encoding come as halves of surrogate pairs."""
+    from llm_datadist_ray.actors.request_input import surrogate_in
+
+    if where := surrogate_in(text):
+        raise BadInput(
+            f"--prompt is no valid text: half of a surrogate pair, {where}; write it in UTF-8, or give a UTF-8 file "
+            "with --prompt-file"
+        )

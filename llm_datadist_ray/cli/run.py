@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from llm_datadist_ray.actors.cluster import DisaggCluster
     from llm_datadist_ray.actors.cluster_config import ClusterConfig
     from llm_datadist_ray.actors.messages import RequestReport
+    from llm_datadist_ray.engines.base import Sampling
 
 
 @click.command("run", short_help="Answer prompts: prefill in one actor, decode in another.")
@@ -38,6 +40,21 @@ if TYPE_CHECKING:
     help="At most so many new tokens per prompt.  [default: generation.max_tokens of CONFIG]",
 )
 @click.option("--no-chat", is_flag=True, help="Take the prompt as it is, without the model's chat template.")
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="T",
+    help="0 takes the most probable token; up to 100 draws, more evenly the higher.  [default: generation.temperature]",
+)
+@click.option(
+    "--top-p",
+    type=float,
+    metavar="P",
+    help="Draw only among the most probable tokens that together reach P.  [default: generation.top_p]",
+)
+@click.option(
+    "--seed", type=int, metavar="N", help="Of the draws: the same one, the same tokens.  [default: generation.seed]"
+)
 @click.option("--check", is_flag=True, help="Also run the model in this process; exit 1 if any token differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt and nothing else.")
 def run(
@@ -46,6 +63,9 @@ def run(
     files: tuple[str, ...],
     max_tokens: int | None,
     no_chat: bool,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int | None,
     check: bool,
     as_json: bool,
 ) -> None:
@@ -66,6 +86,7 @@ def run(
     """
     prompts = gather(texts, files)
     config = load_config(config_path)
+    sampling = choose_sampling(config.generation.sampling(), temperature=temperature, top_p=top_p, seed=seed)
     steps = Steps()
     prepare_model(config, steps)
     job = Job(
@@ -73,6 +94,7 @@ def run(
         prompts,
         max_tokens=max_tokens or config.generation.max_tokens,
         chat=config.generation.chat and not no_chat,
+        sampling=sampling,
         is_checked=check,
         answers=JsonAnswers() if as_json else TextAnswers(),
         steps=steps,
@@ -82,13 +104,22 @@ def run(
 
 
 def load_config(path: Path) -> ClusterConfig:
-    """Raises BadInput with the schema's own sentence."""
+    """With the data paths of ``LDR_PATHS``, so that a wrong one is found before anything else is done. Raises BadInput
+    with the schema's own sentence."""
     from llm_datadist_ray.actors.cluster_config import ClusterConfig
     from llm_datadist_ray.actors.errors import ConfigError
 
     try:
-        return ClusterConfig.load(path)
+        return ClusterConfig.load(path).with_paths(os.environ.get("LDR_PATHS"))
     except ConfigError as error:
+        raise BadInput(str(error)) from error
+
+
+def choose_sampling(default: Sampling, **options: float | None) -> Sampling:
+    """The configuration's sampling with what the command line says. Raises BadInput."""
+    try:
+        return replace(default, **{name: value for name, value in options.items() if value is not None})  # type: ignore[arg-type]
+    except ValueError as error:
         raise BadInput(str(error)) from error
 
 
@@ -100,8 +131,13 @@ def prepare_model(config: ClusterConfig, steps: Steps) -> None:
     try:
         with steps.bar(f"model {name}") as progress:
             models.resolve(name, progress=progress)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, models.ModelNotFound, ImportError) as error:
         raise BadInput(f"model.name: {error}") from error
+    except OSError as error:
+        raise Failed(
+            f"model {name} could not be prepared in {str(models.cache_folder())!r}: {error}; make room there, or set "
+            "LLM_DATADIST_CACHE to a folder that can be written to"
+        ) from error
 
 
 def launch(config: ClusterConfig, on_progress: Callable[[str], None]) -> DisaggCluster:
@@ -118,6 +154,7 @@ class Job:
     prompts: list[str]
     max_tokens: int
     chat: bool
+    sampling: Sampling
     is_checked: bool
     answers: Answers
     steps: Steps
@@ -153,7 +190,7 @@ class Job:
         return check is None or check.is_equal
 
     def _stream(self, cluster: DisaggCluster, prompt: str) -> RequestReport:
-        stream = cluster.stream(prompt, max_tokens=self.max_tokens, chat=self.chat)
+        stream = cluster.stream(prompt, max_tokens=self.max_tokens, chat=self.chat, **asdict(self.sampling))
         try:
             for piece in stream:
                 self.answers.piece(piece)
@@ -167,4 +204,6 @@ class Job:
         with self.steps.doing("checking against the model in one process"):
             if self._reference is None:
                 self._reference = Reference(self.config)
-            return self._reference.check(report.token_ids, prompt, chat=self.chat, max_tokens=self.max_tokens)
+            return self._reference.check(
+                report.token_ids, prompt, chat=self.chat, max_tokens=self.max_tokens, sampling=self.sampling
+            )

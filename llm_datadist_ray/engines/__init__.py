@@ -11,6 +11,7 @@ from .base import Engine, EngineSpec
 from .models import Progress, nearest
 
 _FACTORIES = {
+    "synthetic": "llm_datadist_ray.engines.synthetic:SyntheticEngine",
     "transformers": "llm_datadist_ray.engines.transformers:TransformersEngine",
 }
 
@@ -25,8 +26,7 @@ def create(spec: EngineSpec, *, progress: Progress | None = None) -> Engine:
 
     ``progress(step, fraction)`` hears about a model that has to be prepared first (once per machine, then cached).
     Raises ValueError for an unknown kind, model, dtype or device, ModelNotFound (a FileNotFoundError) when a model's
-    files are not there, ImportError naming the extra to install, and LLMException (LLM_FEATURE_NOT_ENABLED) for a
-    device whose support does not exist yet.
+    files are not there, and ImportError naming the extra to install.
     """
     target = _FACTORIES.get(spec.kind)
     if target is None:
@@ -35,7 +35,7 @@ def create(spec: EngineSpec, *, progress: Progress | None = None) -> Engine:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.startswith(__package__):
+        if exc.name is None or exc.name.startswith("llm_datadist_ray"):
             raise
         raise ImportError(
             f"engine {spec.kind!r} needs the Python package {exc.name!r}; install llm-datadist-ray[demo]",

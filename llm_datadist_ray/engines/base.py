@@ -23,8 +23,9 @@ TENSORS_PER_LAYER = 2
 class EngineSpec:
     """Which engine to build; small, picklable, the same on prefill and decode.
 
-    ``kind`` names an entry of :func:`llm_datadist_ray.engines.engine_kinds`; ``model`` is a bundled model's name or a
-    folder in Hugging Face format. ``dtype`` is a NumPy-style name and holds for weights and KV alike.
+    ``kind`` names an entry of :func:`llm_datadist_ray.engines.engine_kinds`; ``model`` is a bundled model's name, a
+    folder in Hugging Face format or a ``.gguf`` file. ``device`` is ``"cpu"`` or ``"npu:N"``. ``dtype`` is a NumPy
+    style name and holds for weights and KV alike.
     """
 
     kind: str = "transformers"
@@ -75,6 +76,31 @@ class KvLayout:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen from the model's distribution.
+
+    ``temperature`` 0 is greedy: the most probable token. Otherwise the token at position ``p`` of the sequence is drawn
+    with random numbers that depend on ``seed`` and ``p`` alone, so that any process draws the same one.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    """Only the most probable tokens that together reach this probability are drawn from; 0 < top_p <= 1."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ValueError(f"temperature is {self.temperature}; 0 (greedy) to 100 is allowed")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p is {self.top_p}; more than 0 and at most 1 is allowed")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; 0 to 2**63 - 1 is allowed")
+
+
+GREEDY = Sampling()
+
+
 class DecodeSequence(Protocol):
     """One request being decoded. Used by one thread at a time."""
 
@@ -113,23 +139,32 @@ class Engine(Protocol):
         (possibly empty), never half a character. Special tokens give no text."""
 
     def prefill(
-        self, token_ids: Sequence[int], block_ids: Sequence[int], *, on_layer: Callable[[int], None] | None = None
+        self,
+        token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        *,
+        sampling: Sampling = GREEDY,
+        on_layer: Callable[[int], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> int:
         """Fills the blocks with the KV of ``token_ids`` and returns the first generated token id.
 
         Runs in chunks of ``block_tokens`` whatever the prompt, so that any process computes the same floats. The tail
         of the last block beyond the prompt is zeroed. ``on_layer(i)`` is called after all blocks of layer ``i`` hold
-        their final bytes, in increasing order, each layer once. Raises ValueError for an empty prompt or a table that
-        is too short, before anything is written.
+        their final bytes, in increasing order, each layer once. ``check()`` is called before every chunk; what it
+        raises ends the prefill and comes out of it (a cancelled request). Raises ValueError for an empty prompt or a
+        table that is too short, before anything is written.
         """
 
-    def start_decode(self, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> DecodeSequence:
+    def start_decode(
+        self, num_tokens: int, first_token: int, block_ids: Sequence[int], *, sampling: Sampling = GREEDY
+    ) -> DecodeSequence:
         """Starts from KV that is already in the blocks: ``num_tokens`` positions, of which the tokens need not be
         known. The sequence reads those positions out of the blocks when it is created, and writes the KV of every
         token that it generates into the blocks of ``block_ids`` behind them."""
 
-    def generate_alone(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """The reference: what one process produces with no blocks and no transfer, greedily, up to and including an
+    def generate_alone(self, token_ids: Sequence[int], max_tokens: int, *, sampling: Sampling = GREEDY) -> list[int]:
+        """The reference: what one process produces with no blocks and no transfer, up to and including an
         end-of-sequence token. Uses the model library's own cache, not the attached blocks."""
 
 

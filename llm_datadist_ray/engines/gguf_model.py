@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partialmethod
@@ -10,14 +12,18 @@ from unittest import mock
 
 from .models import Progress
 
+# Kinds of pre-tokenizer, as GGUF files name them, that make every digit a token of its own. transformers does not take
+# that from the file.
+_DIGIT_SPLITTERS = {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
 
-def convert(source: Path, folder: Path, progress: Progress, *, split_digits: bool) -> None:
+
+def convert(source: Path, folder: Path, progress: Progress) -> None:
     """Writes the model (config, weights, generation settings) and its tokenizer with the chat template into ``folder``.
 
-    ``split_digits`` is for a model that was trained with every digit as a token of its own; transformers does not take
-    that from the file. Blocks for about half a minute per 100 MB. Raises ImportError when a package of the extra
-    ``demo`` is missing and ValueError when transformers does not know the file's architecture.
+    Blocks for about half a minute per 100 MB. Raises ImportError when a package of the extra ``demo`` is missing and
+    ValueError when the file is no GGUF file or transformers does not know its architecture.
     """
+    digits_are_tokens = pre_tokenizer(source) in _DIGIT_SPLITTERS
     try:
         # transformers needs the first two but asks for them only in the middle of its work.
         import accelerate  # noqa: F401
@@ -34,7 +40,7 @@ def convert(source: Path, folder: Path, progress: Progress, *, split_digits: boo
     with _quiet():
         progress("reading the tokenizer", 0.0)
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
-        if split_digits:
+        if digits_are_tokens:
             backend = tokenizer.backend_tokenizer
             digits = pre_tokenizers.Digits(individual_digits=True)
             backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
@@ -50,6 +56,26 @@ def convert(source: Path, folder: Path, progress: Progress, *, split_digits: boo
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     progress("converted", 1.0)
+
+
+def pre_tokenizer(source: Path) -> str | None:
+    """What the file says under ``tokenizer.ggml.pre``, None when it says nothing; ValueError when it is no GGUF file.
+
+    Found by its bytes, since the gguf package reads the whole vocabulary first, which takes many seconds.
+    """
+    text = b"tokenizer.ggml.pre"
+    key = struct.pack("<Q", len(text)) + text + struct.pack("<I", 8)  # 8: its value is a string
+    if source.stat().st_size < 4:
+        raise ValueError(f"{source.name} is not a GGUF file")
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content[:4] != b"GGUF":
+            raise ValueError(f"{source.name} is not a GGUF file")
+        found = content.find(key)
+        if found < 0:
+            return None
+        start = found + len(key) + 8
+        (size_bytes,) = struct.unpack("<Q", content[start - 8 : start])
+        return content[start : start + size_bytes].decode(errors="replace")
 
 
 @contextmanager

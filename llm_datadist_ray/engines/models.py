@@ -22,6 +22,8 @@ Progress = Callable[[str, float], None]
 
 _SAMPLES_PER_FILE = 64
 _SAMPLE_BYTES = 4096
+_CHUNK_BYTES = 1 << 20
+_CONVERSION = "r2"  # of gguf_model's recipe: what it makes of a file
 
 
 class ModelNotFound(FileNotFoundError):
@@ -45,7 +47,7 @@ class BundledModel:
 
 
 def bundled_models() -> tuple[str, ...]:
-    """Names that ``EngineSpec.model`` may have besides a folder, sorted."""
+    """Names that ``EngineSpec.model`` may have besides a folder or file, sorted."""
     return tuple(sorted(_BUNDLED))
 
 
@@ -57,20 +59,29 @@ def cache_folder() -> Path:
 
 
 def resolve(model: str, *, progress: Progress | None = None) -> ModelFolder:
-    """Finds the folder of ``model`` and prepares it first if it is a bundled one that is not in the cache yet.
+    """Finds the folder of ``model``: a bundled model's name, a folder, or a ``.gguf`` file. What is no folder is
+    prepared first if it is not in the cache yet.
 
-    May block while this or another process prepares the model. Raises ValueError for an unknown name and
-    :class:`ModelNotFound` when the folder or a bundled model's package is missing.
+    May block while this or another process prepares the model. Raises ValueError for an unknown name or a file that
+    transformers cannot read, and :class:`ModelNotFound` when the folder, the file or a bundled model's package is
+    missing.
     """
     bundled = _BUNDLED.get(model)
     if bundled is not None:
         name = model
         folder = build_once(f"{model}-{bundled.version()}", bundled.build, progress or _silent)
+    elif model.endswith(".gguf"):
+        file = Path(model).expanduser()
+        name = file.stem
+        folder = _converted(file, progress or _silent)
     elif os.sep in model or model.startswith((".", "~")) or Path(model).is_dir():
         folder = _checked_folder(Path(model).expanduser())
         name = folder.resolve().name
     else:
-        raise ValueError(f"unknown model {model!r}{nearest(model, bundled_models())}; a folder is given as ./NAME")
+        raise ValueError(
+            f"unknown model {model!r}{nearest(model, bundled_models())}; "
+            "a folder is given as ./NAME, a file as NAME.gguf"
+        )
     return ModelFolder(folder, f"{name}@{_weights_digest(folder)}")
 
 
@@ -129,6 +140,25 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
+def _converted(file: Path, progress: Progress) -> Path:
+    """The folder made from a GGUF file, named after all its content: an edited file is another model."""
+    if not file.is_file():
+        raise ModelNotFound(f"model file {str(file)!r} does not exist")
+    progress(f"reading {file.name}", 0.0)
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    name = f"{file.stem}-{digest.hexdigest()[:16]}-{_CONVERSION}"
+
+    def build(folder: Path, progress: Progress) -> None:
+        from . import gguf_model
+
+        gguf_model.convert(file, folder, progress)
+
+    return build_once(name, build, progress)
+
+
 def _weights_digest(folder: Path) -> str:
     """32 bits over sizes and samples of the weight files: fast, and different for two fine-tunes of one model."""
     digest = hashlib.blake2b(digest_size=4)
@@ -158,7 +188,7 @@ def _smollm2_package() -> importlib.metadata.Distribution:
 
 
 def _smollm2_version() -> str:
-    return f"{_smollm2_package().version}-r2"
+    return f"{_smollm2_package().version}-{_CONVERSION}"
 
 
 def _build_smollm2(folder: Path, progress: Progress) -> None:
@@ -171,7 +201,7 @@ def _build_smollm2(folder: Path, progress: Progress) -> None:
         )
     from . import gguf_model
 
-    gguf_model.convert(paths[0], folder, progress, split_digits=True)
+    gguf_model.convert(paths[0], folder, progress)
 
 
 def _build_tiny(folder: Path, progress: Progress) -> None:

@@ -9,39 +9,30 @@ import torch
 from transformers import DynamicCache, PretrainedConfig
 
 from .base import TENSORS_PER_LAYER, KvLayout
+from .request_checks import check_memory, check_table
 
 
 class PagedKv:
     """The attached array ``uint8[num_tensors, num_blocks, block_bytes]`` seen as
     ``dtype[num_tensors, num_blocks, block_tokens, num_kv_heads, head_dim]``; the memory stays the caller's.
 
+    The blocks are host memory whatever the model runs on: ``device`` is where :meth:`read` puts its copy, and
+    :meth:`write` takes states from anywhere. On a CPU neither copies more than it would have to anyway.
+
     Raises ValueError when the array does not fit the layout.
     """
 
-    def __init__(self, blocks: np.ndarray, layout: KvLayout) -> None:
-        if blocks.dtype != np.uint8 or blocks.ndim != 3 or not blocks.flags.writeable:
-            raise ValueError(f"KV memory must be writable uint8 with 3 axes, not {blocks.dtype} with {blocks.ndim}")
-        if (blocks.shape[0], blocks.shape[2]) != (layout.num_tensors, layout.block_bytes):
-            raise ValueError(
-                f"KV memory of shape {blocks.shape} does not fit this model: expected "
-                f"({layout.num_tensors}, num_blocks, {layout.block_bytes})"
-            )
-        if not blocks.flags.c_contiguous or blocks.ctypes.data % layout.itemsize:
-            raise ValueError(f"KV memory must be C-contiguous and aligned to {layout.itemsize} bytes")
+    def __init__(self, blocks: np.ndarray, layout: KvLayout, device: torch.device) -> None:
+        check_memory(blocks, layout, layout.itemsize)
         self.layout = layout
+        self._device = device
         self.num_blocks = blocks.shape[1]
         shape = (*blocks.shape[:2], layout.block_tokens, layout.num_kv_heads, layout.head_dim)
         self._blocks = torch.from_numpy(blocks).view(getattr(torch, layout.dtype)).view(shape)
 
     def checked_table(self, block_ids: Sequence[int], num_tokens: int) -> torch.Tensor:
         """``block_ids`` as an index tensor; ValueError when they do not hold ``num_tokens`` or are not usable."""
-        needed = self.layout.num_blocks_for(num_tokens)
-        if len(block_ids) < needed:
-            raise ValueError(f"{num_tokens} tokens need {needed} blocks, the table has {len(block_ids)}")
-        if len(set(block_ids)) != len(block_ids):
-            raise ValueError(f"the block table names a block twice: {list(block_ids)}")
-        if any(not 0 <= block < self.num_blocks for block in block_ids):
-            raise ValueError(f"the block table {list(block_ids)} leaves the attached blocks 0..{self.num_blocks - 1}")
+        check_table(block_ids, num_tokens, self.layout, self.num_blocks)
         return torch.tensor(block_ids, dtype=torch.int64)
 
     def clear(self, block: int) -> None:
@@ -52,13 +43,14 @@ class PagedKv:
         """Stores ``states[1, num_kv_heads, tokens, head_dim]`` as positions ``start`` and on of one tensor."""
         positions = torch.arange(start, start + states.shape[2])
         block_tokens = self.layout.block_tokens
-        self._blocks[tensor][table[positions // block_tokens], positions % block_tokens] = states[0].transpose(0, 1)
+        host_states = states[0].transpose(0, 1).cpu()
+        self._blocks[tensor][table[positions // block_tokens], positions % block_tokens] = host_states
 
     def read(self, tensor: int, table: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """A copy of the first ``num_tokens`` positions of one tensor, ``[1, num_kv_heads, num_tokens, head_dim]``."""
         blocks = self._blocks[tensor][table[: self.layout.num_blocks_for(num_tokens)]]
         # Contiguous, like the cache of a process that computed these positions itself: equal inputs to equal kernels.
-        return blocks.flatten(0, 1)[:num_tokens].transpose(0, 1).unsqueeze(0).contiguous()
+        return blocks.flatten(0, 1)[:num_tokens].transpose(0, 1).unsqueeze(0).contiguous().to(self._device)
 
 
 class PagedCache(DynamicCache):

@@ -1,4 +1,7 @@
-"""Any causal language model of Hugging Face transformers with plain attention, at batch 1, on a CPU.
+"""Any causal language model of Hugging Face transformers with plain attention, at batch 1, on a CPU or an NPU.
+
+On an NPU (torch_npu) the model and its cache live on the device and KV blocks stay in host memory: states are copied
+out of the device as they are computed, and into it when decoding starts. This has not been run on NPU hardware.
 
 Every forward pass has the same shape whoever runs it (chunks of ``block_tokens``, then single tokens), so a process
 that takes over KV from another one goes on with the very floats that it would have computed itself.
@@ -8,18 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from inspect import signature
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from llm_datadist_ray.errors import LLMException, LLMStatusCode
-
 from . import models
-from .base import ContextFull, EngineSpec, KvLayout
+from .base import GREEDY, ContextFull, EngineSpec, KvLayout, Sampling
 from .models import Progress
 from .paged_kv import PagedCache, PagedKv
+from .request_checks import check_max_tokens, check_start, check_tokens
+from .sampling import choose
 from .text import TextCodec
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -30,13 +34,15 @@ class TransformersEngine:
 
     def __init__(self, spec: EngineSpec, *, progress: Progress | None = None) -> None:
         _check(spec)
+        self._device = _device(spec.device)
         folder = models.resolve(spec.model, progress=progress)
         torch.set_num_threads(spec.num_threads)
         transformers_logging.disable_progress_bar()
         self._text = TextCodec(folder.path)
-        self._model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder.path, dtype=getattr(torch, spec.dtype), local_files_only=True
-        ).eval()
+        )
+        self._model = model.to(self._device).eval()
         # transformers 5.2x renamed the argument and warns about the old name.
         self._cache_name = "cache" if "cache" in signature(self._model.forward).parameters else "past_key_values"
         self._config = self._model.config.get_text_config()
@@ -59,7 +65,7 @@ class TransformersEngine:
     def attach(self, blocks: np.ndarray) -> None:
         if self._kv is not None:
             raise ValueError("KV memory is already attached to this engine")
-        self._kv = PagedKv(blocks, self._layout)
+        self._kv = PagedKv(blocks, self._layout, self._device)
 
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
         return self._text.encode(prompt, chat=chat)
@@ -69,7 +75,13 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def prefill(
-        self, token_ids: Sequence[int], block_ids: Sequence[int], *, on_layer: Callable[[int], None] | None = None
+        self,
+        token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        *,
+        sampling: Sampling = GREEDY,
+        on_layer: Callable[[int], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> int:
         self._check_tokens(token_ids)
         kv = self._attached()
@@ -78,43 +90,48 @@ class TransformersEngine:
         if tail_tokens:
             kv.clear(block_ids[full_blocks])
         cache = PagedCache(self._config, kv, table)
-        *chunks, last_chunk = self._chunks(token_ids)
-        for chunk in chunks:
-            self.forward(chunk, cache)
-        # The blocks of a layer are final only when the last chunk has passed it.
-        cache.on_layer = on_layer
-        return self.forward(last_chunk, cache)
+        chunks = self._chunks(token_ids)
+        for number, chunk in enumerate(chunks, 1):
+            if check is not None:
+                check()
+            if number == len(chunks):
+                # The blocks of a layer are final only when the last chunk has passed it.
+                cache.on_layer = on_layer
+            logits = self.forward(chunk, cache)
+        return choose(logits, sampling, len(token_ids))
 
     @torch.inference_mode()
-    def start_decode(self, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> PagedSequence:
-        if not 1 <= num_tokens <= self.max_context_tokens:
-            raise ValueError(f"cannot decode behind {num_tokens} tokens: 1..{self.max_context_tokens} are possible")
+    def start_decode(
+        self, num_tokens: int, first_token: int, block_ids: Sequence[int], *, sampling: Sampling = GREEDY
+    ) -> PagedSequence:
+        check_start(num_tokens, self.max_context_tokens)
         self._check_tokens([first_token])
         kv = self._attached()
         cache = PagedCache(self._config, kv, kv.checked_table(block_ids, num_tokens))
         cache.load(num_tokens)
         capacity = min(len(block_ids) * self._layout.block_tokens, self.max_context_tokens)
-        return PagedSequence(self.forward, cache, num_tokens, first_token, capacity)
+        return PagedSequence(self.forward, cache, sampling, num_tokens, first_token, capacity)
 
     @torch.inference_mode()
-    def generate_alone(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+    def generate_alone(self, token_ids: Sequence[int], max_tokens: int, *, sampling: Sampling = GREEDY) -> list[int]:
         """Ends early, without an error, when the model's context is full."""
         self._check_tokens(token_ids)
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}; at least 1 token is generated")
+        check_max_tokens(max_tokens)
         cache = DynamicCache(config=self._config)
-        generated = [self.forward(chunk, cache) for chunk in self._chunks(token_ids)][-1:]
+        for chunk in self._chunks(token_ids):
+            logits = self.forward(chunk, cache)
+        generated = [choose(logits, sampling, len(token_ids))]
         room = self.max_context_tokens - len(token_ids) + 1
         while len(generated) < min(max_tokens, room) and generated[-1] not in self._eos_token_ids:
-            generated.append(self.forward(generated[-1:], cache))
+            logits = self.forward(generated[-1:], cache)
+            generated.append(choose(logits, sampling, len(token_ids) + len(generated)))
         return generated
 
-    def forward(self, token_ids: Sequence[int], cache: DynamicCache) -> int:
-        """One forward pass over the next tokens of a sequence; returns the most likely token behind them."""
-        output = self._model(
-            input_ids=torch.tensor([list(token_ids)]), use_cache=True, logits_to_keep=1, **{self._cache_name: cache}
-        )
-        return int(output.logits[0, -1].argmax())
+    def forward(self, token_ids: Sequence[int], cache: DynamicCache) -> torch.Tensor:
+        """One forward pass over the next tokens of a sequence; returns the ``logits[vocab_size]`` behind them."""
+        input_ids = torch.tensor([list(token_ids)], device=self._device)
+        output = self._model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **{self._cache_name: cache})
+        return output.logits[0, -1]
 
     def _chunks(self, token_ids: Sequence[int]) -> list[Sequence[int]]:
         size = self._layout.block_tokens
@@ -126,12 +143,7 @@ class TransformersEngine:
         return self._kv
 
     def _check_tokens(self, token_ids: Sequence[int]) -> None:
-        if len(token_ids) == 0:
-            raise ValueError("the prompt is empty")
-        if len(token_ids) > self.max_context_tokens:
-            raise ValueError(f"the prompt has {len(token_ids)} tokens, the model's context {self.max_context_tokens}")
-        if min(token_ids) < 0 or max(token_ids) >= self._config.vocab_size:
-            raise ValueError(f"a token id is outside 0..{self._config.vocab_size - 1}")
+        check_tokens(token_ids, self._config.vocab_size, self.max_context_tokens)
 
     @torch.inference_mode()
     def _probe_layout(self, model_id: str, spec: EngineSpec) -> KvLayout:
@@ -155,14 +167,16 @@ class PagedSequence:
 
     def __init__(
         self,
-        forward: Callable[[Sequence[int], DynamicCache], int],
+        forward: Callable[[Sequence[int], DynamicCache], torch.Tensor],
         cache: PagedCache,
+        sampling: Sampling,
         num_tokens: int,
         last_token: int,
         capacity_tokens: int,
     ) -> None:
         self._forward = forward
         self._cache = cache
+        self._sampling = sampling
         self._num_tokens = num_tokens
         self._last_token = last_token
         self._capacity_tokens = capacity_tokens
@@ -171,8 +185,9 @@ class PagedSequence:
     def step(self) -> int:
         if self._num_tokens >= self._capacity_tokens:
             raise ContextFull(f"no room behind {self._num_tokens} tokens: blocks and context hold no more")
-        self._last_token = self._forward([self._last_token], self._cache)
+        logits = self._forward([self._last_token], self._cache)
         self._num_tokens += 1
+        self._last_token = choose(logits, self._sampling, self._num_tokens)
         return self._last_token
 
 
@@ -181,22 +196,22 @@ def _check(spec: EngineSpec) -> None:
         raise ValueError(f"unknown dtype {spec.dtype!r}{models.nearest(spec.dtype, _DTYPES)}")
     if spec.block_tokens < 1 or spec.num_threads < 1:
         raise ValueError(f"block_tokens ({spec.block_tokens}) and num_threads ({spec.num_threads}) must be at least 1")
-    kind, _, index = spec.device.partition(":")
+
+
+def _device(name: str) -> torch.device:
+    kind, _, index = name.partition(":")
     if kind not in ("cpu", "npu") or (kind == "cpu" and index) or (index and not index.isdecimal()):
-        raise ValueError(f"unknown device {spec.device!r}; known: cpu, npu, npu:N")
+        raise ValueError(f"unknown device {name!r}; known: cpu, npu, npu:N")
     if kind == "npu":
         try:
-            import torch_npu  # noqa: F401
+            import torch_npu  # noqa: F401  # teaches torch the device
         except ModuleNotFoundError as exc:
             raise ImportError(
-                f"device {spec.device!r} needs the Python package torch_npu; install llm-datadist-ray[npu] on a host "
+                f"device {name!r} needs the Python package torch_npu; install llm-datadist-ray[npu] on a host "
                 "with CANN, or use device 'cpu'",
                 name="torch_npu",
             ) from exc
-        raise LLMException(
-            f"staging KV blocks between host and device {spec.device!r} does not exist yet; use device 'cpu'",
-            status_code=LLMStatusCode.LLM_FEATURE_NOT_ENABLED,
-        )
+    return torch.device(name)
 
 
 def _eos_token_ids(model: torch.nn.Module) -> frozenset[int]:

@@ -54,13 +54,17 @@ class GrantSink:
         self._engine = engine
         self._cache_id = cache_id
 
-    def fetch(self, handoff: Handoff, dst_blocks: Sequence[int], *, timeout_s: float) -> Fetched:
+    def fetch(
+        self, handoff: Handoff, dst_blocks: Sequence[int], *, timeout_s: float, source: str | None = None
+    ) -> Fetched:
         """Opens the grant, pulls its blocks in order into ``dst_blocks`` and closes it, three native calls in all.
 
         Each step is bounded by ``timeout_s``. Returns only when the source has answered CLOSED; whatever fails before
-        that raises :class:`FetchFailed`, and the source is told (CANCELLED) if it can be reached.
+        that raises :class:`FetchFailed`, and the source is told (CANCELLED) if it can be reached. ``source`` is what
+        texts call it.
         """
-        fetch = _Fetch(self._engine, handoff, timeout_s)
+        source = source or f"prompt {handoff.source_cluster_id} at {handoff.source_address}"
+        fetch = _Fetch(self._engine, handoff, timeout_s, source)
         num_blocks = fetch.step("open", fetch.open)
         if num_blocks != len(dst_blocks):
             fetch.close_cancelled()
@@ -81,9 +85,10 @@ class GrantSink:
 class _Fetch:
     """One fetch: the open id, and what it takes to name a failure."""
 
-    def __init__(self, engine: NativeEngine, handoff: Handoff, timeout_s: float) -> None:
+    def __init__(self, engine: NativeEngine, handoff: Handoff, timeout_s: float, source: str) -> None:
         self._engine = engine
         self._handoff = handoff
+        self._source = source
         self._timeout_s = timeout_s
         self._open_id = secrets.randbits(64) or 1
         self.started_at = time.monotonic()
@@ -133,10 +138,9 @@ class _Fetch:
 
     def failed(self, step: str, reason: str, native_status: int) -> FetchFailed:
         elapsed_s = time.monotonic() - self.started_at
-        handoff = self._handoff
         return FetchFailed(
-            f"request {handoff.request_id}: handoff from prompt {handoff.source_cluster_id} at "
-            f"{handoff.source_address} failed in step {step} after {elapsed_s * 1000:.0f} ms: {reason}",
+            f"request {self._handoff.request_id}: handoff from {self._source} failed in step {step} after "
+            f"{elapsed_s * 1000:.0f} ms: {reason}",
             step=step,
             elapsed_s=elapsed_s,
             native_status=native_status,

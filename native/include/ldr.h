@@ -50,13 +50,14 @@ enum {
   LDR_ERR_REVOKED = -24,          /* grant was cancelled by its source */
   LDR_ERR_NOT_LINKED = -40,       /* no usable link to that cluster */
   LDR_ERR_ALREADY_LINKED = -41,
-  LDR_ERR_LINK_FAILED = -42,      /* refused, unreachable, or the handshake failed */
+  LDR_ERR_LINK_FAILED = -42,      /* unreachable, or the peer refused */
   LDR_ERR_LINK_BROKEN = -43,      /* the link died under the operation; the destination may be partly written */
   LDR_ERR_MODE_MISMATCH = -44,    /* one end allows remote access, the other does not */
   LDR_ERR_AUTH = -45,             /* no or another secret */
   LDR_ERR_VERSION = -46,          /* the peer speaks another protocol version */
   LDR_ERR_LAYOUT = -47,           /* both are cluster members and their KV layouts differ */
   LDR_ERR_UNLINK_FAILED = -48,    /* peer unreachable; the local half is kept */
+  LDR_ERR_HANDSHAKE = -49,        /* the peer closed the connection or answered nonsense during the handshake */
   LDR_ERR_INTERNAL = -80,
   LDR_ERR_NO_MEMORY = -81,
   LDR_ERR_FORKED = -82,
@@ -125,6 +126,9 @@ typedef struct {
 } ldr_engine_info_t;
 
 ldr_status_t ldr_engine_create(const ldr_engine_params_t *params, ldr_engine_t **engine_p);
+/* Once, before destroy. Does what destroy does up to freeing the handle: what is in flight, also blocking calls of other threads, fails with LDR_ERR_CLOSED,
+ * and so does every later call; the handle stays valid. For callers that must wait for their other threads before they destroy. NULL is allowed. */
+void ldr_engine_shutdown(ldr_engine_t *engine);
 /* Once. Fails what is in flight with LDR_ERR_CLOSED, closes all links (peers see them gone at once), joins all threads.
  * Blocks for the running copy batches only (tens of ms). NULL is allowed. */
 void ldr_engine_destroy(ldr_engine_t *engine);
@@ -339,6 +343,26 @@ ldr_status_t ldr_grant_stats(ldr_engine_t *engine, ldr_grant_stats_t *stats_p);
 ldr_status_t ldr_grant_open(ldr_engine_t *engine, const ldr_grant_open_params_t *params, uint64_t *num_blocks_p);
 /* Decode only after LDR_OK for CLOSE_OK. Idempotent. The open id is forgotten here after any answer of the source. */
 ldr_status_t ldr_grant_close(ldr_engine_t *engine, uint64_t open_id, uint32_t outcome, int64_t timeout_ns);
+
+/* ---- block hashing -----------------------------------------------------------------------------------------------
+ * The arithmetic of a model that does not exist (engines/synthetic.py): KV bytes made from 64 bits per position, and one hash over every byte of a
+ * sequence. On no engine; blocks for the pass, at memory speed. The caller keeps others from writing the same blocks meanwhile. */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t num_tensors;
+  const uint64_t *addresses; /* num_tensors, each a multiple of 8; block b of a tensor starts at its address + b * block_bytes */
+  uint64_t num_blocks;       /* there are in each tensor */
+  uint64_t block_bytes;      /* a multiple of token_bytes */
+  uint64_t token_bytes;      /* of one position in one tensor; a multiple of 8 */
+  ldr_block_list_t blocks;   /* of the sequence, in token order */
+} ldr_sequence_t;
+
+/* Of the first num_positions in every tensor and of where each byte stands: one changed byte always gives another hash. */
+ldr_status_t ldr_blocks_hash(const ldr_sequence_t *sequence, uint64_t num_positions, uint64_t seed, uint64_t *hash_p);
+/* Writes positions first_position and on of tensors first_tensor and on. Word w of a position in tensor t is, with n = token_bytes / 8 and mix64 the
+ * finaliser of splitmix64: mix64(position_seed + (t * n + w) * 0x9e3779b97f4a7c15). */
+ldr_status_t ldr_blocks_fill(const ldr_sequence_t *sequence, uint32_t first_tensor, uint32_t num_tensors, uint64_t first_position,
+                             const uint64_t *position_seeds, uint64_t num_positions);
 
 /* cdef-end */
 

@@ -66,6 +66,7 @@ struct Admission::Impl {
 
   void take(Fd socket, bool is_unix);
   void on_readable(int fd);
+  void read_frame(const ConnectionPtr &c);
   Status on_frame(const ConnectionPtr &c, Frame &frame);
   Status on_hello(const ConnectionPtr &c, const Frame &frame);
   Status on_auth(const ConnectionPtr &c, const Frame &frame);
@@ -97,6 +98,15 @@ void Admission::Impl::on_readable(int fd) {
   auto at = connections.find(fd);
   if (at == connections.end()) return;
   ConnectionPtr c = at->second;
+  try {
+    read_frame(c);
+  } catch (const std::exception &) {  // out of memory: this one is lost, the others are not
+    drop(fd);
+  }
+}
+
+void Admission::Impl::read_frame(const ConnectionPtr &c) {
+  const int fd = c->socket.get();
   Frame frame;
   switch (c->reader.read(fd, &frame)) {
     case FrameReader::kWouldBlock: return;
@@ -174,6 +184,7 @@ Status Admission::Impl::on_attach(const ConnectionPtr &c, Frame &frame) {
   Digest proof{};
   read_array(in, &proof);
   CmaOffer offer = CmaOffer::decode(in);
+  if (frame.lost_descriptor()) return fail(LDR_ERR_LINK_FAILED, "the page was not taken: the process that is linked to has no descriptor left");
   if (!in.finished() || !frame.passed) return malformed("attach");
   if (c->state != Connection::kNew || !c->is_unix || !visitor || visitor->attached() || !same(proof, attach_proof(visitor->session_key)))
     return fail(LDR_ERR_AUTH, "this attach belongs to no handshake");
@@ -241,6 +252,8 @@ Status Admission::Impl::on_ready(const ConnectionPtr &c, const Frame &frame, boo
   a.facts.address = visitor->address;
   a.facts.is_same_host = visitor->attached();
   a.facts.is_self = visitor->hello.incarnation == engine.incarnation;
+  if (a.facts.is_self && visitor->attached() && visitor->pid != getpid())
+    return fail(LDR_ERR_AUTH, "process %d claims to be an engine of process %d", int(visitor->pid), int(getpid()));
   a.facts.is_server_half = true;
   a.facts.peer_pid = visitor->pid;
   a.facts.path_set = path_set;
@@ -255,7 +268,7 @@ Status Admission::Impl::on_ready(const ConnectionPtr &c, const Frame &frame, boo
     return link;
   });
   if (!status.ok()) {
-    *simultaneous_p = true;
+    *simultaneous_p = status.code == LDR_ERR_LINK_FAILED;  // they crossed
     return status;
   }
   drop_visitor(visitor);

@@ -43,6 +43,9 @@ template <class F> ldr_status_t guarded(F f) noexcept {
   return code;
 }
 
+inline Status missing(const char *name) { return fail(LDR_ERR_INVALID, "%s is NULL", name); }
+inline Status not_null(const void *pointer, const char *name) { return pointer ? Status::success() : missing(name); }
+
 // A parameter struct as this library knows it: what the caller's does not have reads as zero.
 template <class T> Status read_params(const T *params, T *out) {
   if (!params) return fail(LDR_ERR_INVALID, "the parameter struct is NULL");

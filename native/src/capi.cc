@@ -15,14 +15,20 @@ constexpr uint32_t kClosing = 1u << 31;
 thread_local ldr_engine_t *entered = nullptr;
 
 // Of all handles: they wait here and not in a handle, because the last call of a handle must not touch it any more.
-std::mutex &last_call_mutex() {
-  static auto *mutex = new std::mutex;
-  return *mutex;
-}
+struct LastCall {
+  std::mutex mutex;
+  std::condition_variable left;
+};
 
-std::condition_variable &last_call_left() {
-  static auto *left = new std::condition_variable;
-  return *left;
+// Made anew in a forked child, where the parent's may be locked or waited on by threads that are not there. Never freed: threads may outlive static destructors.
+LastCall &last_call() {
+  static LastCall *current = nullptr;
+  static uint64_t made_in = 0;
+  const uint64_t generation = fork_generation();
+  std::lock_guard lock(fork_mutex());
+  if (made_in != generation) current = new LastCall;
+  made_in = generation;
+  return *current;
 }
 
 void describe(const Link &link, ldr_link_info_t *info) {
@@ -43,8 +49,6 @@ void describe(const Link &link, ldr_link_info_t *info) {
   snprintf(info->peer_address, sizeof(info->peer_address), "%s", facts.address.c_str());
 }
 
-Status missing(const char *name) { return fail(LDR_ERR_INVALID, "%s is NULL", name); }
-
 }  // namespace
 
 Status enter(ldr_engine_t *handle, Engine **engine_p) {
@@ -59,15 +63,17 @@ Status enter(ldr_engine_t *handle, Engine **engine_p) {
 void leave() noexcept {
   ldr_engine_t *handle = std::exchange(entered, nullptr);
   if (!handle || handle->calls.fetch_sub(1) != (kClosing | 1)) return;
-  std::lock_guard lock(last_call_mutex());
-  last_call_left().notify_all();
+  LastCall &last = last_call();
+  std::lock_guard lock(last.mutex);
+  last.left.notify_all();
 }
 
 void close_handle(ldr_engine_t *handle) { handle->calls.fetch_or(kClosing); }
 
 void wait_for_calls(ldr_engine_t *handle) {
-  std::unique_lock lock(last_call_mutex());
-  last_call_left().wait(lock, [handle] { return handle->calls == kClosing; });
+  LastCall &last = last_call();
+  std::unique_lock lock(last.mutex);
+  last.left.wait(lock, [handle] { return handle->calls == kClosing; });
 }
 
 }  // namespace ldr
@@ -88,8 +94,18 @@ ldr_status_t ldr_engine_create(const ldr_engine_params_t *params, ldr_engine_t *
     if (Status status = read_params(params, &p); !status.ok()) return status;
     if (!engine_p) return missing("engine_p");
     auto handle = std::make_unique<ldr_engine>();
+    (void)last_call();  // its memory is there before a call could need it
     if (Status status = Engine::create(p, &handle->engine); !status.ok()) return status;
     *engine_p = handle.release();
+    return Status::success();
+  });
+}
+
+void ldr_engine_shutdown(ldr_engine_t *handle) {
+  if (!handle || handle->engine->forked()) return;
+  (void)guarded([&] {
+    close_handle(handle);
+    handle->engine->shutdown();
     return Status::success();
   });
 }

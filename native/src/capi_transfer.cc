@@ -12,12 +12,9 @@ using ldr::Engine;
 using ldr::enter;
 using ldr::fail;
 using ldr::guarded;
+using ldr::not_null;
 using ldr::read_params;
 using ldr::Status;
-
-Status not_null(const void *pointer, const char *name) {
-  return pointer ? Status::success() : fail(LDR_ERR_INVALID, "%s is NULL", name);
-}
 
 Status no_operation(uint64_t op_id) { return fail(LDR_ERR_NOT_FOUND, "operation %llu is not in flight", (unsigned long long)op_id); }
 

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -30,7 +32,11 @@ struct CopyPool::Impl {
       std::function<void()> task = std::move(tasks.front());
       tasks.pop_front();
       lock.unlock();
-      task();
+      try {
+        task();
+      } catch (const std::exception &error) {  // the last resort: whoever can do more than lose one step catches earlier
+        fprintf(stderr, "llm_datadist_ray: a task of a copy thread was given up: %s\n", error.what());
+      }
       task = nullptr;  // what it holds goes away without the lock
       lock.lock();
     }
@@ -53,7 +59,7 @@ CopyPool::CopyPool(uint32_t num_threads) : impl_(std::make_unique<Impl>()) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-CopyPool::~CopyPool() = default;
+CopyPool::~CopyPool() { stop(); }
 
 void CopyPool::stop() {
   {

@@ -10,9 +10,9 @@ namespace ldr {
 class CopyPool {
  public:
   explicit CopyPool(uint32_t num_threads);
-  ~CopyPool();  // stop() first
-  void stop();  // runs what is queued, joins
-  void submit(std::function<void()> task);  // any thread, first in first out
+  ~CopyPool();
+  void stop();  // runs what is queued, joins; idempotent
+  void submit(std::function<void()> task);  // any thread, first in first out; bad_alloc: it is not queued
   uint32_t num_threads() const;
 
  private:

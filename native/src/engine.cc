@@ -47,6 +47,7 @@ Status read_config(const ldr_engine_params_t &params, EngineConfig *config_p) {
 Engine::Engine(EngineConfig config_in, uint64_t incarnation_in, std::unique_ptr<Page> page_in)
     : config(std::move(config_in)),
       incarnation(incarnation_in),
+      host(Host::here()),
       page(std::move(page_in)),
       pool(config.num_copy_threads),
       caches(*page, config.remote_access),
@@ -67,18 +68,19 @@ Status Engine::create(const ldr_engine_params_t &params, std::unique_ptr<Engine>
   std::unique_ptr<Page> page;
   if (Status status = Page::create(incarnation, &page); !status.ok()) return status;
   std::unique_ptr<Engine> engine(new Engine(std::move(config), incarnation, std::move(page)));
+  if (engine->events.fd() < 0 || engine->links.wake_fd() < 0) return fail(LDR_ERR_SYSTEM, "no descriptor is left for the event queue or the link table");
 
   // The death word is held before anybody can see the page.
-  std::promise<void> held;
+  auto held = std::make_shared<std::promise<void>>();
   Page &shown = *engine->page;
   Status status = engine->loop.start(
-      [&] {
+      [&shown, held] {
         shown.hold_death_word();
-        held.set_value();
+        held->set_value();
       },
       [&shown] { shown.release_death_word(); });
   if (!status.ok()) return status;
-  held.get_future().wait();
+  held->get_future().wait();
   engine->loop_runs_ = true;
   if (status = engine->listener.start_unix(); !status.ok()) return status;
   if (params.listen_ip) {
@@ -89,11 +91,14 @@ Status Engine::create(const ldr_engine_params_t &params, std::unique_ptr<Engine>
 }
 
 void Engine::shutdown() {
+  std::lock_guard lock(shutdown_mutex_);
   if (std::exchange(is_shut_down_, true)) return;
   links.begin_close();
   if (loop_runs_) listener.stop();
   ops.close();
+  // Links before the wait: a push whose peer has stopped reading ends with its connection only.
   if (loop_runs_) links.close_all();
+  ops.wait_all();
   pool.stop();
   loop.stop();
   events.close();

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "event_loop.h"
 #include "event_queue.h"
 #include "grant.h"
+#include "host.h"
 #include "link_table.h"
 #include "listener.h"
 #include "op.h"
@@ -39,11 +41,12 @@ class Engine {
  public:
   static Status create(const ldr_engine_params_t &params, std::unique_ptr<Engine> *engine_p);
   ~Engine();
-  // Everything in flight fails with CLOSED, links and listeners close, threads end. Idempotent; the first half of destruction.
+  // Everything in flight fails with CLOSED, links and listeners close, threads end. Idempotent, any thread: back when it is done. The first half of destruction.
   void shutdown();
 
   const EngineConfig config;
   const uint64_t incarnation;  // random
+  const Host host;
   std::unique_ptr<Page> page;
   EventQueue events;
   EventLoop loop;
@@ -62,7 +65,9 @@ class Engine {
  private:
   Engine(EngineConfig config, uint64_t incarnation, std::unique_ptr<Page> page);
   const uint64_t fork_generation_;
-  bool loop_runs_ = false, is_shut_down_ = false;
+  bool loop_runs_ = false;
+  std::mutex shutdown_mutex_;
+  bool is_shut_down_ = false;
 };
 
 }  // namespace ldr

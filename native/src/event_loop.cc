@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
+#include <exception>
+#include <future>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -24,6 +27,15 @@ constexpr int kMaxEvents = 64;
 
 // A descriptor number comes back soon after a close; the generation tells its watches apart.
 uint64_t key_of(int fd, uint32_t generation) { return uint64_t(generation) << 32 | uint32_t(fd); }
+
+// The last resort: whoever can do more than lose this one step catches earlier.
+template <class F> void survive(const char *what, const F &step) {
+  try {
+    step();
+  } catch (const std::exception &error) {
+    fprintf(stderr, "llm_datadist_ray: a %s of the event loop was given up: %s\n", what, error.what());
+  }
+}
 
 // Signals belong to the threads of the application; a new thread inherits the mask.
 struct SignalsBlocked {
@@ -106,7 +118,7 @@ struct EventLoop::Impl {
       if (at == watches.end() || key_of(fd, at->second.generation) != event.data.u64) return;
       handler = at->second.handler;
     }
-    (*handler)(event.events);
+    survive("descriptor event", [&] { (*handler)(event.events); });
   }
 
   void run_tasks() {
@@ -116,7 +128,7 @@ struct EventLoop::Impl {
       now.swap(tasks);
     }
     for (Task &task : now) {
-      task();
+      survive("task", task);
       task = nullptr;  // what it holds goes before the next one runs
     }
   }
@@ -133,7 +145,7 @@ struct EventLoop::Impl {
         timer_times.erase(first->first.second);
         timers.erase(first);
       }
-      task();
+      survive("timer", task);
     }
   }
 };
@@ -185,6 +197,25 @@ bool EventLoop::post(Task task) {
   }
   impl_->wake();
   return true;
+}
+
+bool EventLoop::run(const Task &task) {
+  if (in_loop_thread()) {
+    task();
+    return true;
+  }
+  auto done = std::make_shared<std::promise<void>>();  // the loop may still be inside of it when this thread is gone
+  std::future<void> ended = done->get_future();
+  bool runs = post([&task, done] {
+    try {
+      task();
+      done->set_value();
+    } catch (...) {
+      done->set_exception(std::current_exception());
+    }
+  });
+  if (runs) ended.get();
+  return runs;
 }
 
 Status EventLoop::watch(int fd, uint32_t epoll_events, IoHandler handler) {

@@ -24,8 +24,10 @@ class EventLoop {
   void stop();
   bool in_loop_thread() const;
 
+  // Tasks, handlers and timers that throw (out of memory) are reported on stderr and end there; the loop goes on.
   // Any thread. A handler never runs after unwatch() returned on the loop thread, and a stale event of a re-used descriptor is dropped.
   bool post(Task task);  // false: the loop has ended and the task was dropped; else it will run
+  bool run(const Task &task);  // post(), and back when it has run; at once on the loop thread itself. What it throws comes back too.
   Status watch(int fd, uint32_t epoll_events, IoHandler handler);  // level triggered unless EPOLLONESHOT / EPOLLET is given
   void rearm(int fd, uint32_t epoll_events);                       // EPOLL_CTL_MOD
   void unwatch(int fd);

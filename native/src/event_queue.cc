@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -50,11 +49,7 @@ Status EventQueue::take(ldr_event_t *events, uint32_t capacity, int64_t timeout_
   int64_t deadline = deadline_after(timeout_ns);
   std::unique_lock lock(impl_->mutex);
   auto ready = [this] { return !impl_->events.empty() || impl_->closed; };
-  if (deadline == kNever) {
-    impl_->filled.wait(lock, ready);
-  } else {
-    impl_->filled.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline)), ready);
-  }
+  wait_until(impl_->filled, lock, deadline, ready);
   if (impl_->events.empty() && impl_->closed) return fail(LDR_ERR_CLOSED, "the engine is being destroyed; no more events will come");
   uint32_t count = uint32_t(std::min<size_t>(capacity, impl_->events.size()));
   std::copy_n(impl_->events.begin(), count, events);

@@ -7,6 +7,7 @@
 #include "auth.h"
 #include "engine.h"
 #include "peer_table.h"
+#include "plan.h"
 
 namespace ldr {
 namespace {
@@ -29,19 +30,14 @@ struct End {
   ldr_status_t how;
 };
 
-Status widen_blocks(const ldr_block_list_t &list, uint64_t num_entries, std::vector<uint64_t> *blocks_p) {
-  if (list.count == 0 || !list.indices || (list.item_bytes != 4 && list.item_bytes != 8)) {
-    return fail(LDR_ERR_INVALID, "mint grant: give at least one block as int32 or int64");
-  }
+Status read_blocks(const ldr_block_list_t &list, uint64_t num_entries, std::vector<uint64_t> *blocks_p) {
+  if (list.count == 0) return fail(LDR_ERR_INVALID, "mint grant: give at least one block");
   if (list.count > kMaxFrameBytes / 8) return fail(LDR_ERR_INVALID, "mint grant: %llu blocks are too many", (unsigned long long)list.count);
-  blocks_p->reserve(list.count);
-  for (uint64_t i = 0; i < list.count; ++i) {
-    int64_t block = list.item_bytes == 4 ? static_cast<const int32_t *>(list.indices)[i] : static_cast<const int64_t *>(list.indices)[i];
-    if (block < 0 || uint64_t(block) >= num_entries) {
-      return fail(LDR_ERR_INVALID, "mint grant: block %lld at position %llu; the cache has %llu", (long long)block, (unsigned long long)i,
-                  (unsigned long long)num_entries);
-    }
-    blocks_p->push_back(uint64_t(block));
+  if (Status s = widen_blocks("mint grant", list, blocks_p); !s.ok()) return s;
+  for (size_t i = 0; i < blocks_p->size(); ++i) {
+    const uint64_t block = (*blocks_p)[i];
+    if (block < num_entries) continue;
+    return fail(LDR_ERR_INVALID, "mint grant: block %lld at position %zu; the cache has %llu", (long long)block, i, (unsigned long long)num_entries);
   }
   return Status::success();
 }
@@ -183,7 +179,7 @@ Status GrantTable::mint(const ldr_grant_params_t &params, ldr_grant_id_t *grant_
   if (!cache) return fail(LDR_ERR_NO_CACHE, "mint grant: cache %lld is not registered", (long long)params.cache_id);
   if (cache->kind != LDR_CACHE_BLOCKS) return fail(LDR_ERR_INVALID, "mint grant: cache %lld is not a blocks cache", (long long)params.cache_id);
   Grant grant{};
-  if (Status status = widen_blocks(params.blocks, cache->num_entries, &grant.blocks); !status.ok()) return status;
+  if (Status status = read_blocks(params.blocks, cache->num_entries, &grant.blocks); !status.ok()) return status;
   if (grant.blocks.size() * 8 + cache->addresses.size() * 28 + 256 > kMaxFrameBytes) {
     return fail(LDR_ERR_INVALID, "mint grant: %zu blocks of %u tensors do not fit into one answer", grant.blocks.size(), cache->num_tensors());
   }

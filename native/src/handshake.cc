@@ -59,7 +59,7 @@ Rejection Rejection::decode(Reader in) {
     case LDR_ERR_AUTH: case LDR_ERR_VERSION: case LDR_ERR_MODE_MISMATCH: case LDR_ERR_LAYOUT: break;
     default: rejection.status.code = LDR_ERR_LINK_FAILED;
   }
-  if (!in.ok()) rejection.status.text = "refused without a reason";
+  if (!in.ok()) rejection.status = {LDR_ERR_HANDSHAKE, "refused without a reason"};
   return rejection;
 }
 
@@ -100,8 +100,8 @@ Status ClientHandshake::hear(const Fd &socket, FrameType type, Frame *frame_p) {
       case FrameReader::kWouldBlock:
         if (Status status = wait_for(socket.get(), POLLIN, deadline_ns_, wake_fd_); !status.ok()) return status;
         continue;
-      case FrameReader::kEnd: return fail(LDR_ERR_LINK_FAILED, "%s", reader.why().c_str());
-      case FrameReader::kBad: return fail(LDR_ERR_LINK_FAILED, "the peer sent %s", reader.why().c_str());
+      case FrameReader::kEnd: return fail(LDR_ERR_HANDSHAKE, "%s", reader.why().c_str());
+      case FrameReader::kBad: return fail(LDR_ERR_HANDSHAKE, "the peer sent %s", reader.why().c_str());
       case FrameReader::kFrame: break;
     }
     if (frame_p->type() == FrameType::kReject) {
@@ -109,7 +109,7 @@ Status ClientHandshake::hear(const Fd &socket, FrameType type, Frame *frame_p) {
       simultaneous_ = rejection.simultaneous;
       return fail(rejection.status.code, "refused by the peer: %s", rejection.status.text.c_str());
     }
-    if (frame_p->type() != type) return fail(LDR_ERR_LINK_FAILED, "the peer sent frame type %u, expected %u", frame_p->header.type, unsigned(type));
+    if (frame_p->type() != type) return fail(LDR_ERR_HANDSHAKE, "the peer sent frame type %u, expected %u", frame_p->header.type, unsigned(type));
     return Status::success();
   }
 }
@@ -135,7 +135,7 @@ Status ClientHandshake::steps_of_meet() {
   transcript_.server_hello.assign(reply.payload.begin(), reply.payload.end() - ptrdiff_t(in.left()));
   Digest proof{};
   if (const uint8_t *bytes = in.raw(proof.size())) std::copy(bytes, bytes + proof.size(), proof.begin());
-  if (!in.finished()) return fail(LDR_ERR_LINK_FAILED, "the peer's answer to the hello has a wrong size");
+  if (!in.finished()) return fail(LDR_ERR_HANDSHAKE, "the peer's answer to the hello has a wrong size");
   if (Status status = check_hellos(own_, server_); !status.ok()) return status;
   if (!same(proof, server_proof(engine_.config.secret, transcript_)))
     return fail(LDR_ERR_AUTH, "cluster %llu and cluster %llu have different secrets: set the same LLM_DATADIST_SECRET for both",
@@ -157,7 +157,7 @@ Status ClientHandshake::steps_of_join(Acquaintance *acquaintance_p) {
   auth.raw(proof.data(), proof.size());
   Frame welcome;
   if (Status status = ask(tcp_, FrameType::kAuth, auth, -1, FrameType::kWelcome, &welcome); !status.ok()) return status;
-  if (welcome.payload.size() != token_.size()) return fail(LDR_ERR_LINK_FAILED, "the peer's welcome has a wrong size");
+  if (welcome.payload.size() != token_.size()) return fail(LDR_ERR_HANDSHAKE, "the peer's welcome has a wrong size");
   std::copy(welcome.payload.begin(), welcome.payload.end(), token_.begin());
 
   if (is_same_host(own_, server_)) {
@@ -168,10 +168,7 @@ Status ClientHandshake::steps_of_join(Acquaintance *acquaintance_p) {
 
   a.facts.path_set = common_paths(own_, server_, a.facts.is_same_host, cma_works_);
   step_ = "choice of the data paths";
-  if (!a.facts.path_set)
-    return fail(LDR_ERR_LINK_FAILED, "no data path for both: this engine allows %s, the peer allows %s%s%s", path_set_text(own_.path_set).c_str(),
-                path_set_text(server_.path_set).c_str(), a.facts.is_same_host ? (cma_works_ ? "" : "; cma was refused by the kernel") : "; no same-host path: ",
-                a.facts.is_same_host ? "" : why_not_attached_.c_str());
+  if (!a.facts.path_set) return no_common_path(a.facts.is_same_host);
 
   step_ = "data connections";
   if (Status status = open_data(&a); !status.ok()) return status;
@@ -182,6 +179,14 @@ Status ClientHandshake::steps_of_join(Acquaintance *acquaintance_p) {
   ready.u32(uint32_t(a.data.size()));
   Frame reply;
   return ask(a.control, FrameType::kReady, ready, -1, FrameType::kReadyReply, &reply);
+}
+
+Status ClientHandshake::no_common_path(bool is_same_host) const {
+  std::string why;
+  if (!is_same_host) why = "; no same-host path: " + why_not_attached_;
+  else if (own_.path_set & server_.path_set & 1u << LDR_PATH_CMA) why = "; cma was refused by the kernel";
+  return fail(LDR_ERR_LINK_FAILED, "no data path for both: this engine allows %s, the peer allows %s%s", path_set_text(own_.path_set).c_str(),
+              path_set_text(server_.path_set).c_str(), why.c_str());
 }
 
 // Where the Unix socket cannot be reached the link does without it, unless it is what proves the user.
@@ -215,7 +220,8 @@ Status ClientHandshake::attach_to(Fd socket, Acquaintance *acquaintance_p) {
   Reader in = reply.reader();
   CmaOffer offer = CmaOffer::decode(in);
   bool server_can_read = in.u8();
-  if (!in.finished() || !reply.passed) return fail(LDR_ERR_LINK_FAILED, "the peer's answer has a wrong size or no page");
+  if (reply.lost_descriptor()) return fail(LDR_ERR_SYSTEM, "the peer's page was not taken: this process has no descriptor left");
+  if (!in.finished() || !reply.passed) return fail(LDR_ERR_HANDSHAKE, "the peer's answer has a wrong size or no page");
   if (Status status = PeerPage::map(reply.passed.get(), server_.incarnation, &acquaintance_p->page); !status.ok()) return status;
   bool both_allow = own_.path_set & server_.path_set & 1u << LDR_PATH_CMA;
   cma_works_ = both_allow && server_can_read && probe_cma(engine_, process.pid, offer.nonce_address, offer.nonce);

@@ -45,7 +45,7 @@ struct Rejection {
   Status status;
   bool simultaneous = false;  // both sides connected to each other at once; the peer's own attempt goes on
   void encode(Writer &out) const;
-  static Rejection decode(Reader in);  // nonsense reads as LINK_FAILED
+  static Rejection decode(Reader in);  // nonsense is HANDSHAKE
 };
 
 class ClientHandshake {
@@ -53,6 +53,7 @@ class ClientHandshake {
   // wake_fd is readable when the engine is being destroyed.
   ClientHandshake(Engine &engine, const std::string &ip, uint32_t port, int64_t deadline_ns, int wake_fd);
   // Connects, exchanges hellos, checks the server's proof; then server() is known. Errors name address, step and elapsed time.
+  // LINK_FAILED: unreachable or refused. HANDSHAKE: it closed the connection or answered nonsense.
   Status meet();
   const Hello &server() const { return server_; }
   // The rest. simultaneous() after a failure: wait for the peer's own connection instead.
@@ -68,6 +69,7 @@ class ClientHandshake {
   Status attach(Acquaintance *acquaintance_p);
   Status attach_to(Fd socket, Acquaintance *acquaintance_p);
   Status open_data(Acquaintance *acquaintance_p);
+  Status no_common_path(bool is_same_host) const;
   Status explain(const Status &status) const;
 
   Engine &engine_;

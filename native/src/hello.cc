@@ -1,11 +1,9 @@
 #include "hello.h"
 
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <mutex>
 
 #include "engine.h"
@@ -14,21 +12,6 @@ namespace ldr {
 namespace {
 
 constexpr uint32_t kMagic = 0x3152444c;  // "LDR1"
-
-std::string read_boot_id() {
-  char text[64] = "";
-  if (FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re")) {
-    if (!fgets(text, sizeof(text), file)) text[0] = 0;
-    fclose(file);
-  }
-  std::string id = text;
-  return id.substr(0, id.find('\n'));
-}
-
-uint64_t namespace_inode(const char *path) {
-  struct stat info;
-  return stat(path, &info) == 0 ? info.st_ino : 0;
-}
 
 std::string cluster(const Hello &hello) { return "cluster " + std::to_string(hello.cluster_id); }
 
@@ -42,9 +25,9 @@ void Hello::encode(Writer &out) const {
   out.u8(remote_access);
   out.u8(has_secret);
   out.u8(insecure);
-  out.text(boot_id);
-  out.u64(network_namespace);
-  out.u64(pid_namespace);
+  out.text(host.boot_id);
+  out.u64(host.network_namespace);
+  out.u64(host.pid_namespace);
   out.u32(uint32_t(pid));
   out.u32(path_set);
   out.u64(layout_digest);
@@ -56,7 +39,7 @@ Status Hello::decode(Reader &in, Hello *hello_p) {
   Hello hello;
   uint32_t magic = in.u32();
   hello.version = in.u32();
-  if (!in.ok() || magic != kMagic) return fail(LDR_ERR_LINK_FAILED, "the peer is no llm_datadist_ray engine: its hello has no magic number");
+  if (!in.ok() || magic != kMagic) return fail(LDR_ERR_HANDSHAKE, "the peer is no llm_datadist_ray engine: its hello has no magic number");
   if (hello.version != kProtocolVersion)
     return fail(LDR_ERR_VERSION, "one end speaks protocol version %u, the other version %u: run the same release on both", kProtocolVersion, hello.version);
   hello.cluster_id = in.u64();
@@ -64,15 +47,15 @@ Status Hello::decode(Reader &in, Hello *hello_p) {
   hello.remote_access = in.u8();
   hello.has_secret = in.u8();
   hello.insecure = in.u8();
-  hello.boot_id = in.text();
-  hello.network_namespace = in.u64();
-  hello.pid_namespace = in.u64();
+  hello.host.boot_id = in.text();
+  hello.host.network_namespace = in.u64();
+  hello.host.pid_namespace = in.u64();
   hello.pid = pid_t(in.u32());
   hello.path_set = in.u32();
   hello.layout_digest = in.u64();
   hello.layout_text = in.text();
   if (const uint8_t *nonce = in.raw(hello.nonce.size())) std::copy(nonce, nonce + hello.nonce.size(), hello.nonce.begin());
-  if (!in.ok()) return fail(LDR_ERR_LINK_FAILED, "the peer's hello is cut off");
+  if (!in.ok()) return fail(LDR_ERR_HANDSHAKE, "the peer's hello is cut off");
   *hello_p = std::move(hello);
   return Status::success();
 }
@@ -85,9 +68,7 @@ Status make_hello(const Engine &engine, Hello *hello_p) {
   hello.remote_access = config.remote_access;
   hello.has_secret = !config.secret.empty();
   hello.insecure = config.insecure;
-  hello.boot_id = read_boot_id();
-  hello.network_namespace = namespace_inode("/proc/self/ns/net");
-  hello.pid_namespace = namespace_inode("/proc/self/ns/pid");
+  hello.host = engine.host;
   hello.pid = getpid();
   hello.path_set = config.path_set;
   hello.layout_digest = config.layout_digest;
@@ -116,10 +97,7 @@ Status check_hellos(const Hello &client, const Hello &server) {
   return Status::success();
 }
 
-bool is_same_host(const Hello &a, const Hello &b) {
-  return !a.boot_id.empty() && a.boot_id == b.boot_id && a.network_namespace && a.network_namespace == b.network_namespace && a.pid_namespace &&
-         a.pid_namespace == b.pid_namespace;
-}
+bool is_same_host(const Hello &a, const Hello &b) { return a.host.is_same(b.host); }
 
 bool needs_same_user(const Hello &a, const Hello &b) { return !a.has_secret && !b.has_secret && !(a.insecure && b.insecure); }
 
@@ -145,8 +123,11 @@ bool probe_cma(const Engine &engine, pid_t pid, uint64_t address, uint64_t expec
 
 void allow_cma_readers(const Engine &engine) {
   if (!engine.config.allow_ptracer || !(engine.config.path_set & 1u << LDR_PATH_CMA)) return;
-  static std::once_flag once;
-  std::call_once(once, [] { prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); });  // fails without Yama, where it is not needed
+  static uint64_t allowed_in = 0;  // a forked child has lost the permission
+  const uint64_t generation = fork_generation();
+  std::lock_guard lock(fork_mutex());
+  if (std::exchange(allowed_in, generation) == generation) return;
+  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // fails without Yama, where it is not needed
 }
 
 }  // namespace ldr

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "auth.h"
+#include "host.h"
 #include "status.h"
 #include "wire.h"
 
@@ -19,15 +20,14 @@ struct Hello {
   uint64_t cluster_id = 0;
   uint64_t incarnation = 0;
   bool remote_access = false, has_secret = false, insecure = false;
-  std::string boot_id;  // with the two namespaces: are we on the same host?
-  uint64_t network_namespace = 0, pid_namespace = 0;
+  Host host;
   pid_t pid = 0;
   uint32_t path_set = 0;
   uint64_t layout_digest = 0;
   std::string layout_text;
   Nonce nonce{};
 
-  // Magic and version come first and never move; the rest is read only when the version is ours.
+  // Magic and version come first and never move; the rest is read only when the version is ours. Nonsense is HANDSHAKE.
   void encode(Writer &out) const;
   static Status decode(Reader &in, Hello *hello_p);
 };
@@ -46,7 +46,7 @@ uint32_t common_paths(const Hello &a, const Hello &b, bool attached, bool cma_wo
 
 // Reads the peer's nonce from its memory: the only proof that the kernel lets us. False with LDR_TEST_REFUSE_CMA=1.
 bool probe_cma(const Engine &engine, pid_t pid, uint64_t address, uint64_t expected);
-// Lets same-user processes read our memory under Yama (once per process; design section 3, cma).
+// Lets same-user processes read our memory under Yama (once per process, a forked one included; design section 3, cma).
 void allow_cma_readers(const Engine &engine);
 
 }  // namespace ldr

@@ -51,22 +51,24 @@ class Link : public std::enable_shared_from_this<Link> {
   std::string name() const;  // "cluster 7 (127.0.0.1:26000)": for texts
   bool ready() const;
   Status why_down() const;
-  PeerPage *page() const;    // nullptr: other host
+  PeerPage *page() const;    // nullptr: other host. For the transfer whose turn it is: goes when the link is down and no transfer has it
   // Death word, then pidfd (one poll): true as soon as the process is known to be gone. Cheap enough for every batch.
   bool peer_gone() const;
   int64_t last_heard_ns() const;
 
-  // Any thread. Sends at once when the socket has room, queues otherwise; a queue above 64 MiB breaks the link. pass_fd is duplicated by the kernel.
-  void send(FrameType type, uint64_t call_id, const Writer &payload, int pass_fd = -1);
-  // on_reply runs exactly once: with the peer's answer (its status, its payload, a passed descriptor), TIMEOUT, or LINK_BROKEN. On the loop thread, or on this one
+  // Any thread. Sends at once when the socket has room, queues otherwise; a queue above 64 MiB or 64 descriptors breaks the link.
+  void send(FrameType type, uint64_t call_id, const Writer &payload, Fd passed = Fd());
+  // on_reply runs exactly once: with the peer's answer (its status, its payload, a passed descriptor), BUSY (no descriptor was free for the passed one), TIMEOUT, or LINK_BROKEN. On the loop thread, or on this one
   // when the link is down already. Payload and descriptor are borrowed for the call.
   using OnReply = std::function<void(const Status &status, Reader payload, Fd &passed)>;
   void call(FrameType type, const Writer &payload, int64_t deadline_ns, OnReply on_reply);
   // Answer to a frame received with call_id.
-  void reply(uint64_t call_id, const Status &status, const Writer &payload, int pass_fd = -1);
+  void reply(uint64_t call_id, const Status &status, const Writer &payload, Fd passed = Fd());
 
   // Any thread, first reason wins: BROKEN, calls and transfers fail, grants of the peer end, LINK_DOWN event.
   void fail(const Status &why);
+  // The same for a data connection. While an unlink of ours waits for its answer the peer closes these first, so that is not the end yet: the answer is.
+  void data_failed(const Status &why);
   // As ldr_link_close. Runs on the caller's thread.
   Status close(bool force, int64_t deadline_ns);
 
@@ -75,7 +77,7 @@ class Link : public std::enable_shared_from_this<Link> {
   PeerTable table;
   PeerMappings mappings;
   std::array<std::atomic<uint64_t>, LDR_NUM_PATHS> bytes_pulled{}, bytes_pushed{};
-  const std::vector<std::shared_ptr<StreamConnection>> &data() const;
+  std::vector<std::shared_ptr<StreamConnection>> data() const;  // empty, too, when the link is down and no transfer has it
 
  private:
   Link();

@@ -3,9 +3,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
-#include <future>
 #include <map>
 #include <mutex>
 
@@ -17,10 +15,8 @@ namespace ldr {
 namespace {
 
 constexpr int64_t kSimultaneousWaitNs = 10 * kSecond;  // for the peer's own attempt, when the caller sets no limit
-
-std::chrono::steady_clock::time_point time_of(int64_t deadline_ns) {
-  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
-}
+constexpr size_t kMaxBroken = 1024;                     // kept to tell why they broke; then the oldest are forgotten
+constexpr size_t kMaxSelfHalves = 8;                    // one that is used and others on their way out
 
 Status closing_error() { return fail(LDR_ERR_CLOSED, "the engine is being destroyed"); }
 
@@ -49,10 +45,33 @@ struct LinkTable::Impl {
     return at == links.end() ? nullptr : at->second;
   }
 
-  // Files the link and returns the one that it replaces.
-  LinkPtr file(const LinkPtr &link) {
-    LinkPtr &place = links[link->facts().cluster_id];
-    return std::exchange(place, link);
+  // Files the link and returns the one that it replaces. Forgotten ones are collected too: they must not be destroyed under the mutex.
+  LinkPtr file(const LinkPtr &link, std::vector<LinkPtr> *forgotten_p) {
+    LinkPtr replaced = std::exchange(links[link->facts().cluster_id], link);
+    forget_oldest(forgotten_p);
+    return replaced;
+  }
+
+  void forget_oldest(std::vector<LinkPtr> *forgotten_p) {
+    if (links.size() <= kMaxBroken) return;
+    std::map<uint64_t, uint64_t> broken;  // epoch -> cluster id
+    for (auto &[id, link] : links) {
+      if (!link->ready()) broken[link->facts().epoch] = id;
+    }
+    for (; broken.size() > kMaxBroken; broken.erase(broken.begin())) {
+      auto oldest = links.find(broken.begin()->second);
+      forgotten_p->push_back(std::move(oldest->second));
+      links.erase(oldest);
+    }
+  }
+
+  // Our own attempt is under way, or it is somebody else who has our incarnation.
+  Status check_self_half() const {
+    auto own = attempts.find(engine.config.cluster_id);
+    if (own == attempts.end() || own->second != engine.incarnation)
+      return fail(LDR_ERR_AUTH, "the client claims to be this engine, which is not connecting to itself");
+    if (self_halves.size() >= kMaxSelfHalves) return fail(LDR_ERR_BUSY, "%zu links of this engine to itself are still open", self_halves.size());
+    return Status::success();
   }
 
   void bring_up(const LinkPtr &link, const LinkPtr &replaced) {
@@ -61,8 +80,29 @@ struct LinkTable::Impl {
     link->start();
   }
 
+  // Ends with its scope, by an exception too.
+  class Attempt {
+   public:
+    Attempt(Impl &table, uint64_t cluster_id) : table_(table), cluster_id_(cluster_id) {}
+    ~Attempt() { end(); }
+    void end() {
+      if (!std::exchange(open_, false)) return;
+      std::lock_guard lock(table_.mutex);
+      end_locked();
+    }
+    void end_locked() {
+      open_ = false;
+      table_.attempts.erase(cluster_id_);
+      table_.changed.notify_all();
+    }
+
+   private:
+    Impl &table_;
+    const uint64_t cluster_id_;
+    bool open_ = true;
+  };
+
   Status begin_attempt(const Hello &server, int64_t deadline_ns);
-  void end_attempt(uint64_t cluster_id);
   Status await_inbound(const Hello &server, int64_t deadline_ns, LinkPtr *link_p);
 };
 
@@ -104,8 +144,7 @@ uint64_t LinkTable::last_epoch() const {
 Status LinkTable::Impl::begin_attempt(const Hello &server, int64_t deadline_ns) {
   std::unique_lock lock(mutex);
   auto free = [&] { return closing || !attempts.count(server.cluster_id); };
-  if (deadline_ns == kNever) changed.wait(lock, free);
-  else if (!changed.wait_until(lock, time_of(deadline_ns), free))
+  if (!wait_until(changed, lock, deadline_ns, free))
     return fail(LDR_ERR_TIMEOUT, "another thread is still linking to cluster %llu", (unsigned long long)server.cluster_id);
   if (closing) return closing_error();
   LinkPtr existing = find(server.cluster_id);
@@ -116,12 +155,6 @@ Status LinkTable::Impl::begin_attempt(const Hello &server, int64_t deadline_ns) 
   return Status::success();
 }
 
-void LinkTable::Impl::end_attempt(uint64_t cluster_id) {
-  std::lock_guard lock(mutex);
-  attempts.erase(cluster_id);
-  changed.notify_all();
-}
-
 // The peer refused us because it is connecting to us itself.
 Status LinkTable::Impl::await_inbound(const Hello &server, int64_t deadline_ns, LinkPtr *link_p) {
   std::unique_lock lock(mutex);
@@ -130,7 +163,7 @@ Status LinkTable::Impl::await_inbound(const Hello &server, int64_t deadline_ns, 
     link = find(server.cluster_id);
     return closing || (link && link->ready() && link->facts().incarnation == server.incarnation);
   };
-  if (!changed.wait_until(lock, time_of(std::min(deadline_ns, now_ns() + kSimultaneousWaitNs)), up))
+  if (!wait_until(changed, lock, std::min(deadline_ns, now_ns() + kSimultaneousWaitNs), up))
     return fail(LDR_ERR_TIMEOUT, "cluster %llu was connecting to this engine at the same time, but its link did not come up",
                 (unsigned long long)server.cluster_id);
   if (closing) return closing_error();
@@ -146,20 +179,21 @@ Status LinkTable::open(const ldr_link_params_t &params, LinkPtr *link_p) {
   const Hello &server = handshake.server();
   if (Status status = impl_->begin_attempt(server, deadline_ns); !status.ok()) return status;
 
+  Impl::Attempt attempt(*impl_, server.cluster_id);
+
   Acquaintance acquaintance;
-  Status status = handshake.join(&acquaintance);
-  if (!status.ok()) {
-    impl_->end_attempt(server.cluster_id);
+  if (Status status = handshake.join(&acquaintance); !status.ok()) {
+    attempt.end();
     return handshake.simultaneous() ? impl_->await_inbound(server, deadline_ns, link_p) : status;
   }
   LinkPtr link, replaced;
+  std::vector<LinkPtr> forgotten;
   {
     std::lock_guard lock(impl_->mutex);
-    impl_->attempts.erase(server.cluster_id);
-    impl_->changed.notify_all();
+    attempt.end_locked();
     if (impl_->closing) return closing_error();
     link = acquaintance.make_link(impl_->engine, ++impl_->last_epoch);
-    replaced = impl_->file(link);
+    replaced = impl_->file(link, &forgotten);
   }
   impl_->bring_up(link, replaced);
   *link_p = std::move(link);
@@ -173,10 +207,13 @@ bool LinkTable::yields_to_own_attempt(const Hello &client) const {
 
 Status LinkTable::adopt(const LinkFacts &facts, uint64_t epoch_at_hello, const std::function<LinkPtr(uint64_t epoch)> &make) {
   LinkPtr link, replaced;
+  std::vector<LinkPtr> forgotten;
   {
     std::lock_guard lock(impl_->mutex);
     if (impl_->closing) return closing_error();
-    if (!facts.is_self) {
+    if (facts.is_self) {
+      if (Status status = impl_->check_self_half(); !status.ok()) return status;
+    } else {
       LinkPtr existing = impl_->find(facts.cluster_id);
       bool crossed = existing && existing->ready() && existing->facts().incarnation == facts.incarnation && existing->facts().epoch > epoch_at_hello;
       if (crossed || impl_->attempt_wins(facts.cluster_id, facts.incarnation))
@@ -184,7 +221,7 @@ Status LinkTable::adopt(const LinkFacts &facts, uint64_t epoch_at_hello, const s
     }
     link = make(++impl_->last_epoch);
     if (facts.is_self) impl_->self_halves.push_back(link);
-    else replaced = impl_->file(link);
+    else replaced = impl_->file(link, &forgotten);
     impl_->changed.notify_all();
   }
   impl_->bring_up(link, replaced);
@@ -221,6 +258,8 @@ void LinkTable::remove(const Link &link) {
   impl_->self_halves.erase(self);
 }
 
+int LinkTable::wake_fd() const { return impl_->wake.get(); }
+
 void LinkTable::begin_close() {
   std::lock_guard lock(impl_->mutex);
   impl_->closing = true;
@@ -237,9 +276,7 @@ void LinkTable::close_all() {
     impl_->links.clear();
   }
   for (const LinkPtr &link : links) link->fail(fail(LDR_ERR_CLOSED, "%s: this engine is being destroyed", link->name().c_str()));
-  std::promise<void> torn_down;
-  impl_->engine.loop.post([&] { torn_down.set_value(); });
-  torn_down.get_future().wait();
+  impl_->engine.loop.run([] {});  // they are torn down
 }
 
 }  // namespace ldr

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
-#include <future>
 #include <mutex>
 
 #include "admission.h"
@@ -80,17 +79,6 @@ struct Listener::Impl {
   Fd unix_socket, tcp_socket;
   std::atomic<uint32_t> port{0};
 
-  // Runs on the loop thread, which is where descriptors of the listeners come and go; done when it returns. Nothing happens once the loop has ended.
-  void on_loop(const Task &task) {
-    if (engine.loop.in_loop_thread()) return task();
-    std::promise<void> done;
-    bool runs = engine.loop.post([&] {
-      task();
-      done.set_value();
-    });
-    if (runs) done.get_future().wait();
-  }
-
   Status watch(int fd, bool is_unix) {
     return engine.loop.watch(fd, EPOLLIN, [this, fd, is_unix](uint32_t) { accept_some(fd, is_unix); });
   }
@@ -112,9 +100,10 @@ struct Listener::Impl {
     }
   }
 
+  // The descriptors of the listeners come and go on the loop thread. Nothing happens once the loop has ended.
   Status start(Fd *place, Fd socket, bool is_unix) {
     Status status = fail(LDR_ERR_CLOSED, "the engine is being destroyed");
-    on_loop([&] {
+    engine.loop.run([&] {
       *place = std::move(socket);
       status = watch(place->get(), is_unix);
     });
@@ -122,7 +111,7 @@ struct Listener::Impl {
   }
 
   void end(Fd *place) {
-    on_loop([&] {
+    engine.loop.run([&] {
       engine.loop.unwatch(place->get());
       place->reset();
     });
@@ -179,7 +168,7 @@ void Listener::stop() {
   impl_->end(&impl_->unix_socket);
   impl_->port = 0;
   if (!impl_->unix_path.empty()) unlink(impl_->unix_path.c_str());
-  impl_->on_loop([this] {
+  impl_->engine.loop.run([this] {
     if (impl_->admission) impl_->admission->close();
   });
 }

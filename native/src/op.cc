@@ -1,6 +1,8 @@
 #include "op.h"
 
+#include <cstdio>
 #include <deque>
+#include <new>
 #include <unordered_map>
 #include <vector>
 
@@ -50,7 +52,7 @@ struct OpTable::Impl {
   std::unordered_map<uint64_t, OpPtr> ops;
   std::deque<std::pair<uint64_t, std::string>> error_texts;
   uint64_t last_id = 0;
-  uint32_t unfinished = 0;  // also those whose completion is being told; close() waits for them
+  uint32_t unfinished = 0;  // also those whose completion is being told; wait_all() waits for them
   bool closed = false;
 
   explicit Impl(Engine &e) : engine(e) {}
@@ -79,15 +81,22 @@ void OpTable::complete(const OpPtr &op, const Status &status) {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     if (impl_->ops.erase(op->id) == 0) return;
     if (!status.ok()) {
-      impl_->error_texts.emplace_back(op->id, status.text);
-      if (impl_->error_texts.size() > kNumErrorTexts) impl_->error_texts.pop_front();
+      try {
+        impl_->error_texts.emplace_back(op->id, status.text);
+        if (impl_->error_texts.size() > kNumErrorTexts) impl_->error_texts.pop_front();
+      } catch (const std::bad_alloc &) {  // the code is enough
+      }
     }
   }
   std::function<void()> handler;  // destroyed after the lock: it may hold the last reference to something
   {
     std::lock_guard<std::mutex> lock(op->mutex_);
     handler.swap(op->stop_handler_);
-    op->result_ = status;
+    op->result_.code = status.code;
+    try {
+      op->result_.text = status.text;
+    } catch (const std::bad_alloc &) {  // likewise
+    }
     op->done_ = true;
     op->changed_.notify_all();
   }
@@ -100,7 +109,11 @@ void OpTable::complete(const OpPtr &op, const Status &status) {
     event.status = status.code;
     event.kind = LDR_EVENT_OP;
     event.path = uint16_t(op->path);
-    impl_->engine.events.push(event);
+    try {
+      impl_->engine.events.push(event);
+    } catch (const std::bad_alloc &) {
+      fprintf(stderr, "llm_datadist_ray: out of memory: the completion of operation %llu is not told\n", (unsigned long long)op->id);
+    }
   }
   std::lock_guard<std::mutex> lock(impl_->mutex);
   if (--impl_->unfinished == 0) impl_->all_finished.notify_all();
@@ -157,6 +170,9 @@ void OpTable::close() {
     for (const auto &entry : impl_->ops) ops.push_back(entry.second);
   }
   for (const OpPtr &op : ops) op->stop(LDR_ERR_CLOSED, "the engine is being destroyed");
+}
+
+void OpTable::wait_all() {
   std::unique_lock<std::mutex> lock(impl_->mutex);
   impl_->all_finished.wait(lock, [this] { return impl_->unfinished == 0; });
 }

@@ -15,6 +15,8 @@ namespace ldr {
 
 class Engine;
 
+inline Status out_of_memory() { return {LDR_ERR_NO_MEMORY, "out of memory"}; }  // a text this short takes no memory of its own
+
 struct Op {
   uint64_t id = 0;
   uint64_t user_tag = 0;
@@ -56,7 +58,8 @@ class OpTable {
   OpPtr find(uint64_t id) const;
   bool error_text(uint64_t id, std::string *text_p) const;
   uint32_t in_flight() const;
-  void close();  // stops every operation with CLOSED and waits until all have completed
+  void close();     // stops every operation with CLOSED; begin() refuses from now on
+  void wait_all();  // until every operation has completed
 
  private:
   struct Impl;

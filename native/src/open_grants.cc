@@ -111,7 +111,9 @@ Status OpenGrants::open(const ldr_grant_open_params_t &params, uint64_t *num_blo
     *num_blocks_p = answer.open->blocks.size();
     if (auto it = impl_->records.find(params.open_id); it != impl_->records.end()) it->second.open = std::move(answer.open);
   } else if (answer.answered) {
-    impl_->records.erase(params.open_id);
+    // A grant that an earlier call opened stays open, and a close must still find it.
+    auto it = impl_->records.find(params.open_id);
+    if (it != impl_->records.end() && !it->second.open) impl_->records.erase(it);
   }
   return answer.status;
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -45,6 +46,12 @@ Status make_death_mutex(pthread_mutex_t *mutex) {
   return errno ? fail_errno(LDR_ERR_SYSTEM, "robust mutex of the engine page") : Status::success();
 }
 
+// What the caller writes next, into memory that is free again, must not be seen before the word: on weakly ordered machines the addition alone does not see to that.
+void advance(std::atomic<uint64_t> &version) {
+  version.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
 }  // namespace
 
 Status Page::create(uint64_t incarnation, std::unique_ptr<Page> *page_p) {
@@ -78,9 +85,9 @@ void Page::release_death_word() { pthread_mutex_unlock(&layout_->death_mutex); }
 
 uint64_t Page::cache_version(uint32_t slot) const { return layout_->cache_versions[slot].load(std::memory_order_acquire); }
 uint64_t Page::grant_version(uint32_t slot) const { return layout_->grant_versions[slot].load(std::memory_order_acquire); }
-void Page::advance_cache(uint32_t slot) { layout_->cache_versions[slot].fetch_add(1, std::memory_order_seq_cst); }
-void Page::advance_grant(uint32_t slot) { layout_->grant_versions[slot].fetch_add(1, std::memory_order_seq_cst); }
-void Page::advance_table() { layout_->table_version.fetch_add(1, std::memory_order_seq_cst); }
+void Page::advance_cache(uint32_t slot) { advance(layout_->cache_versions[slot]); }
+void Page::advance_grant(uint32_t slot) { advance(layout_->grant_versions[slot]); }
+void Page::advance_table() { advance(layout_->table_version); }
 
 Status PeerPage::map(int fd, uint64_t incarnation, std::shared_ptr<PeerPage> *page_p) {
   struct stat info;

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "page.h"
 #include "shared_memory.h"
 
 namespace ldr {
@@ -157,12 +158,14 @@ CachePtr PeerTable::find_key(uint32_t key_kind, uint64_t id, uint64_t model_id, 
 
 PeerMappings::~PeerMappings() { drop(); }
 
-uint8_t *PeerMappings::address(uint64_t mapping_id, uint64_t offset, uint64_t size_bytes) const {
+uint8_t *PeerMappings::address(const Cache &cache, uint32_t tensor) {
   std::lock_guard lock(mutex_);
-  auto it = mappings_.find(mapping_id);
+  auto it = mappings_.find(cache.mapping_ids[tensor]);
   if (it == mappings_.end()) return nullptr;
-  const Mapping &mapping = it->second;
-  if (offset > mapping.size_bytes || size_bytes > mapping.size_bytes - offset) return nullptr;
+  Mapping &mapping = it->second;
+  const uint64_t offset = cache.mapping_offsets[tensor];
+  if (offset > mapping.size_bytes || cache.tensor_bytes > mapping.size_bytes - offset) return nullptr;
+  mapping.users[cache.slot] = cache.version;
   return mapping.base + offset;
 }
 
@@ -176,14 +179,41 @@ Status PeerMappings::add(uint64_t mapping_id, int fd) {
   if (mappings_.count(mapping_id)) return Status::success();
   void *base = mmap(nullptr, size_t(info.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return fail_errno(LDR_ERR_SYSTEM, "mmap of %lld bytes of the peer's shared mapping", (long long)info.st_size);
-  mappings_[mapping_id] = {static_cast<uint8_t *>(base), uint64_t(info.st_size)};
+  try {
+    mappings_[mapping_id] = {static_cast<uint8_t *>(base), uint64_t(info.st_size), {}};
+  } catch (...) {
+    munmap(base, size_t(info.st_size));
+    throw;
+  }
   return Status::success();
 }
 
+void PeerMappings::unmap(Mappings &mappings) {
+  for (const auto &[id, mapping] : mappings) munmap(mapping.base, mapping.size_bytes);
+}
+
+void PeerMappings::drop_unused(const PeerPage &page) {
+  Mappings unused;  // unmapping takes long: without the lock
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = mappings_.begin(); it != mappings_.end();) {
+      auto &users = it->second.users;
+      while (!users.empty() && page.cache_version(users.begin()->first) != users.begin()->second) users.erase(users.begin());
+      auto next = std::next(it);
+      if (users.empty()) unused.insert(mappings_.extract(it));
+      it = next;
+    }
+  }
+  unmap(unused);
+}
+
 void PeerMappings::drop() {
-  std::lock_guard lock(mutex_);
-  for (const auto &[id, mapping] : mappings_) munmap(mapping.base, mapping.size_bytes);
-  mappings_.clear();
+  Mappings all;
+  {
+    std::lock_guard lock(mutex_);
+    all.swap(mappings_);
+  }
+  unmap(all);
 }
 
 }  // namespace ldr

@@ -12,6 +12,8 @@
 
 namespace ldr {
 
+class PeerPage;
+
 class PeerTable {
  public:
   Status replace(Reader in);  // decodes and checks
@@ -34,18 +36,23 @@ CachePtr decode_cache(Reader &in);
 class PeerMappings {
  public:
   ~PeerMappings();
-  // nullptr when that mapping is not here yet.
-  uint8_t *address(uint64_t mapping_id, uint64_t offset, uint64_t size_bytes) const;
+  // Of a tensor of a peer's cache; nullptr when its mapping is not here, or too small. The mapping is kept while that cache lives.
+  uint8_t *address(const Cache &cache, uint32_t tensor);
   Status add(uint64_t mapping_id, int fd);  // refuses unsealed descriptors
-  void drop();                              // when the link is down and no copy runs
+  // Unmaps what no living cache was reached through, as the page says: memory that the peer has freed. By the transfer that has the link, between copies.
+  void drop_unused(const PeerPage &page);
+  void drop();  // when the link is down and no copy runs
 
  private:
   struct Mapping {
     uint8_t *base;
     uint64_t size_bytes;
+    std::map<uint32_t, uint64_t> users;  // cache slot -> version; one of them is kept as long as one lives
   };
+  using Mappings = std::map<uint64_t, Mapping>;
+  static void unmap(Mappings &mappings);
   mutable std::mutex mutex_;
-  std::map<uint64_t, Mapping> mappings_;
+  Mappings mappings_;
 };
 
 }  // namespace ldr

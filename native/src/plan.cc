@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 
 namespace ldr {
 
@@ -176,6 +177,26 @@ std::vector<Run> make_runs(const PlanInput &in) {
 }
 
 }  // namespace
+
+uint64_t sum_bytes(const std::vector<Piece> &pieces) {
+  uint64_t sum = 0;
+  for (const Piece &piece : pieces) sum += piece.size_bytes;
+  return sum;
+}
+
+Status widen_blocks(const char *name, const ldr_block_list_t &list, std::vector<uint64_t> *blocks_p) {
+  if (list.count == 0) return Status::success();
+  if (!list.indices) return fail(LDR_ERR_INVALID, "%s: count is %llu, but indices is NULL", name, ull(list.count));
+  if (list.item_bytes != 4 && list.item_bytes != 8) return fail(LDR_ERR_INVALID, "%s: item_bytes is %u, not 4 or 8", name, list.item_bytes);
+  blocks_p->resize(list.count);
+  if (list.item_bytes == 4) {
+    const int32_t *from = static_cast<const int32_t *>(list.indices);
+    for (uint64_t k = 0; k < list.count; ++k) (*blocks_p)[k] = uint64_t(int64_t(from[k]));
+  } else {
+    memcpy(blocks_p->data(), list.indices, list.count * 8);
+  }
+  return Status::success();
+}
 
 Status check_before_link(const PlanInput &in) {
   if (!is_pull(in)) return Status::success();

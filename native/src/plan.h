@@ -15,6 +15,7 @@ struct Piece {
   uint64_t size_bytes;
   uint32_t remote_tensor;
 };
+uint64_t sum_bytes(const std::vector<Piece> &pieces);
 
 struct PlanInput {
   uint32_t direction = LDR_PULL;  // LDR_PULL: remote is the source
@@ -26,9 +27,11 @@ struct PlanInput {
   uint32_t local_batch_index = 0, remote_batch_index = 0;
   uint32_t local_first_tensor = 0, local_num_tensors = 0, remote_first_tensor = 0, remote_num_tensors = 0;  // a count of 0: all
   int64_t size_bytes = -1;
-  std::vector<uint64_t> src_blocks, dst_blocks;  // already widened; negative values became huge and fail the range check
+  std::vector<uint64_t> src_blocks, dst_blocks;  // from widen_blocks()
 };
 
+// A caller's list, copied. Negative values become huge ones that no range check lets pass.
+Status widen_blocks(const char *name, const ldr_block_list_t &list, std::vector<uint64_t> *blocks_p);
 // The rows of spec 5.4 that come before the link is looked at; a push has none there (spec 7).
 Status check_before_link(const PlanInput &input);
 // The rows between the link and the remote cache.

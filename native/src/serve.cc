@@ -1,5 +1,7 @@
 #include "serve.h"
 
+#include <cerrno>
+
 #include "engine.h"
 #include "link.h"
 #include "shared_memory.h"
@@ -48,6 +50,7 @@ Status serve_mapping(Link &link, Reader in, Fd &passed) {
   if (!in.finished()) return fail(LDR_ERR_LINK_BROKEN, "malformed request for a shared mapping");
   if (!link.facts().is_same_host) return fail(LDR_ERR_INVALID, "shared mappings are for peers on one host");
   passed = shared_fd(mapping_id);
+  if (!passed && errno != ENOENT) return fail_errno(LDR_ERR_BUSY, "the peer cannot pass its shared mapping %llu", (unsigned long long)mapping_id);
   if (!passed) return fail(LDR_ERR_NO_CACHE, "the peer has no shared mapping %llu (any more)", (unsigned long long)mapping_id);
   return Status::success();
 }
@@ -78,7 +81,7 @@ void serve_frame(Link &link, FrameType type, uint64_t call_id, Reader payload) {
     link.fail(fail(LDR_ERR_LINK_BROKEN, "%s: %s", link.name().c_str(), status.text.c_str()));
     return;
   }
-  link.reply(call_id, status, out, passed.get());
+  link.reply(call_id, status, out, std::move(passed));
 }
 
 }  // namespace ldr

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -23,8 +24,7 @@ struct Mapping {
   Fd fd;
 };
 
-struct Mappings {
-  std::mutex mutex;
+struct Mappings {  // all of it under the fork mutex
   std::map<uint64_t, Mapping> by_address;
   uint64_t next_id = 1;
 };
@@ -92,9 +92,14 @@ Status shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_
   if (address == MAP_FAILED) return fail_errno(LDR_ERR_NO_MEMORY, "shared memory: mmap of %llu bytes", (unsigned long long)size_bytes);
   uint64_t huge_bytes = make_huge(static_cast<uint8_t *>(address), size_bytes);
 
+  std::map<uint64_t, Mapping> entry;
+  entry.emplace(reinterpret_cast<uint64_t>(address), Mapping{0, size_bytes, std::move(fd)});
   Mappings &table = mappings();
-  std::lock_guard lock(table.mutex);
-  table.by_address.emplace(reinterpret_cast<uint64_t>(address), Mapping{table.next_id++, size_bytes, std::move(fd)});
+  {
+    std::lock_guard lock(fork_mutex());  // nothing in here may fail: what is closed on the way out takes this mutex too
+    entry.begin()->second.id = table.next_id++;
+    table.by_address.merge(entry);
+  }
   *address_p = address;
   if (huge_bytes_p) *huge_bytes_p = huge_bytes;
   return Status::success();
@@ -102,17 +107,19 @@ Status shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_
 
 Status shared_free(void *address) {
   Mappings &table = mappings();
-  std::lock_guard lock(table.mutex);
-  auto it = table.by_address.find(reinterpret_cast<uint64_t>(address));
-  if (it == table.by_address.end()) return fail(LDR_ERR_INVALID, "shared memory: %p is not the start of a live allocation", address);
-  munmap(address, it->second.size_bytes);
-  table.by_address.erase(it);
+  std::map<uint64_t, Mapping>::node_type freed;  // its descriptor is closed without the lock
+  {
+    std::lock_guard lock(fork_mutex());
+    freed = table.by_address.extract(reinterpret_cast<uint64_t>(address));
+  }
+  if (!freed) return fail(LDR_ERR_INVALID, "shared memory: %p is not the start of a live allocation", address);
+  munmap(address, freed.mapped().size_bytes);  // takes long when it is large
   return Status::success();
 }
 
 bool shared_find(uint64_t address, uint64_t size_bytes, uint64_t *mapping_id_p, uint64_t *offset_p) {
   Mappings &table = mappings();
-  std::lock_guard lock(table.mutex);
+  std::lock_guard lock(fork_mutex());
   auto it = table.by_address.upper_bound(address);
   if (it == table.by_address.begin()) return false;
   --it;
@@ -125,10 +132,11 @@ bool shared_find(uint64_t address, uint64_t size_bytes, uint64_t *mapping_id_p, 
 
 Fd shared_fd(uint64_t mapping_id) {
   Mappings &table = mappings();
-  std::lock_guard lock(table.mutex);
+  std::lock_guard lock(fork_mutex());
   for (const auto &[address, mapping] : table.by_address) {
     if (mapping.id == mapping_id) return Fd(fcntl(mapping.fd.get(), F_DUPFD_CLOEXEC, 0));
   }
+  errno = ENOENT;
   return Fd();
 }
 

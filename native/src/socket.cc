@@ -7,9 +7,11 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 
 #include "clock.h"
@@ -174,6 +176,16 @@ Fd peer_pidfd(int unix_socket, pid_t pid) {
   }));
 }
 
+void limit_silence(int tcp_socket, int64_t budget_ns) {
+  auto set = [tcp_socket](int level, int option, int value) { setsockopt(tcp_socket, level, option, &value, sizeof(value)); };
+  const int budget_s = int(std::clamp<int64_t>(budget_ns / kSecond, 1, 3600));
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, int(std::min<int64_t>(budget_ns / kMillisecond, INT_MAX)));
+  set(IPPROTO_TCP, TCP_KEEPIDLE, budget_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, budget_s / 3));
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
 std::string peer_address(int tcp_socket) {
   Address address;
   address.size = sizeof(address.storage);
@@ -248,7 +260,9 @@ FrameReader::Result FrameReader::fill(int socket, uint8_t *to, size_t size_bytes
       memcpy(&fd, CMSG_DATA(c), sizeof(fd));
       passed_.emplace_back(fd);
     }
-    if (message.msg_flags & MSG_CTRUNC || passed_.size() > 1) return bad("more descriptors than announced");
+    bool cut = message.msg_flags & MSG_CTRUNC;
+    if ((cut && !passed_.empty()) || passed_.size() > 1) return bad("more descriptors than announced");
+    lost_descriptor_ = lost_descriptor_ || cut;  // there was room for one, and not even that came: this process has no descriptor left
     *have += size_t(n);
   }
   return kFrame;
@@ -263,12 +277,13 @@ FrameReader::Result FrameReader::read(int socket, Frame *frame_p) {
     frame_.payload.resize(frame_.header.payload_bytes);
   }
   if (Result result = fill(socket, frame_.payload.data(), frame_.payload.size(), &have_payload_); result != kFrame) return result;
-  if (passed_.size() != frame_.header.num_fds) return bad("another number of descriptors than announced");
+  if (passed_.size() + lost_descriptor_ != frame_.header.num_fds) return bad("another number of descriptors than announced");
   if (!passed_.empty()) {
     frame_.passed = std::move(passed_.front());
     passed_.pop_front();
   }
   have_header_ = have_payload_ = 0;
+  lost_descriptor_ = false;
   *frame_p = std::move(frame_);
   frame_ = Frame{};
   return kFrame;

@@ -115,6 +115,7 @@ const char *ldr_status_name(ldr_status_t status) {
     NAME(LDR_ERR_VERSION)
     NAME(LDR_ERR_LAYOUT)
     NAME(LDR_ERR_UNLINK_FAILED)
+    NAME(LDR_ERR_HANDSHAKE)
     NAME(LDR_ERR_INTERNAL)
     NAME(LDR_ERR_NO_MEMORY)
     NAME(LDR_ERR_FORKED)

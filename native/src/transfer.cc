@@ -1,6 +1,5 @@
 #include "transfer.h"
 
-#include <cstring>
 #include <new>
 
 #include "clock.h"
@@ -14,20 +13,6 @@ namespace ldr {
 namespace {
 
 using ull = unsigned long long;
-
-Status widen(const char *name, const ldr_block_list_t &list, std::vector<uint64_t> *blocks_p) {
-  if (list.count == 0) return Status::success();
-  if (!list.indices) return fail(LDR_ERR_INVALID, "%s: count is %llu, but indices is NULL", name, ull(list.count));
-  if (list.item_bytes != 4 && list.item_bytes != 8) return fail(LDR_ERR_INVALID, "%s: item_bytes is %u, not 4 or 8", name, list.item_bytes);
-  blocks_p->resize(list.count);
-  if (list.item_bytes == 4) {
-    const int32_t *from = static_cast<const int32_t *>(list.indices);
-    for (uint64_t k = 0; k < list.count; ++k) (*blocks_p)[k] = uint64_t(int64_t(from[k]));
-  } else {
-    memcpy(blocks_p->data(), list.indices, list.count * 8);
-  }
-  return Status::success();
-}
 
 // What is wrong whatever the caches are.
 Status check_params(const Engine &engine, const ldr_transfer_params_t &p) {
@@ -55,7 +40,7 @@ class Move final : public Transfer, public std::enable_shared_from_this<Move> {
   Move(Engine &engine, const ldr_transfer_params_t &params) : engine_(engine), params_(params) {}
 
   Status prepare();              // the caller's thread, before there is an operation
-  void submit(OpPtr op);
+  void submit(OpPtr op) noexcept;
   void start_turn() override;
   void refuse(const Status &why) override;
   void stop(const Status &why) override { op_->stop(why.code, why.text); }
@@ -65,8 +50,9 @@ class Move final : public Transfer, public std::enable_shared_from_this<Move> {
   using Use = std::function<Status(Reader &in, Fd &passed)>;
   using Next = void (Move::*)(const Status &);
 
+  void wait_for_turn();
   void take_turn();  // the link is ours
-  template <class F> void step(F body);
+  template <class F> void step(F body) noexcept;
   bool claim(Stage from, Stage to) { return stage_.compare_exchange_strong(from, to); }
   void on_stop();
   void on_deadline();
@@ -87,7 +73,7 @@ class Move final : public Transfer, public std::enable_shared_from_this<Move> {
   void mapping_fetched(const Status &status);
   void run_on(Path &path, uint32_t path_id);
   void copied(const Status &status);
-  void finish(const Status &status);
+  void finish(const Status &status) noexcept;
   Status explain(const Status &why) const;
 
   Engine &engine_;
@@ -112,8 +98,8 @@ class Move final : public Transfer, public std::enable_shared_from_this<Move> {
 Status Move::prepare() {
   const ldr_transfer_params_t &p = params_;
   if (Status s = check_params(engine_, p); !s.ok()) return s;
-  if (Status s = widen("src_blocks", p.src_blocks, &input_.src_blocks); !s.ok()) return s;
-  if (Status s = widen("dst_blocks", p.dst_blocks, &input_.dst_blocks); !s.ok()) return s;
+  if (Status s = widen_blocks("src_blocks", p.src_blocks, &input_.src_blocks); !s.ok()) return s;
+  if (Status s = widen_blocks("dst_blocks", p.dst_blocks, &input_.dst_blocks); !s.ok()) return s;
   local_ = engine_.caches.find(p.local_cache_id);
   if (!local_) return fail(LDR_ERR_NO_CACHE, "no local cache %lld", (long long)p.local_cache_id);
   input_.direction = p.direction;
@@ -162,8 +148,12 @@ Status Move::resolve_grant() {
   return Status::success();
 }
 
-void Move::submit(OpPtr op) {
+void Move::submit(OpPtr op) noexcept {
   op_ = std::move(op);
+  step([this] { wait_for_turn(); });
+}
+
+void Move::wait_for_turn() {
   op_->on_stop([weak = weak_from_this()] {
     if (auto self = weak.lock()) self->on_stop();
   });
@@ -175,7 +165,11 @@ void Move::submit(OpPtr op) {
 }
 
 void Move::start_turn() {
-  engine_.ops.resume(op_, [self = shared_from_this()] { self->take_turn(); });
+  try {
+    engine_.ops.resume(op_, [self = shared_from_this()] { self->take_turn(); });
+  } catch (const std::bad_alloc &) {
+    finish(out_of_memory());
+  }
 }
 
 void Move::refuse(const Status &why) {
@@ -204,12 +198,14 @@ void Move::on_deadline() {
 }
 
 // Nothing above us could complete the operation if memory runs out.
-template <class F> void Move::step(F body) {
+template <class F> void Move::step(F body) noexcept {
   try {
     if (op_->stopped()) return finish(op_->stop_status());
     body();
   } catch (const std::bad_alloc &) {
-    finish(fail(LDR_ERR_NO_MEMORY, "out of memory"));
+    finish(out_of_memory());
+  } catch (const std::exception &error) {
+    finish({LDR_ERR_INTERNAL, error.what()});
   }
 }
 
@@ -218,8 +214,11 @@ void Move::ask(FrameType type, const Writer &payload, Use use, Next next) {
   stage_ = Stage::kCalling;
   auto on_reply = [self = shared_from_this(), use = std::move(use), next](const Status &status, Reader in, Fd &passed) {
     if (!self->claim(Stage::kCalling, Stage::kRunning)) return;  // stopped meanwhile
-    Status result = status.ok() ? use(in, passed) : status;
-    self->engine_.ops.resume(self->op_, [self, next, result] { self->step([&] { ((*self).*next)(result); }); });
+    self->step([&] {
+      Status result = status.ok() ? use(in, passed) : status;
+      if (status.ok() && result.code == LDR_ERR_LINK_BROKEN) self->link_->fail(result);  // a peer that answers nonsense
+      self->engine_.ops.resume(self->op_, [self, next, result] { self->step([&] { ((*self).*next)(result); }); });
+    });
   };
   link_->call(type, payload, deadline_ns_, std::move(on_reply));
   if (op_->stopped()) on_stop();
@@ -231,6 +230,7 @@ void Move::take_turn() {
   deadline_ns_ = deadline_after(params_.timeout_ns);
   step([this] {
     if (params_.timeout_ns == 0) return finish(fail(LDR_ERR_TIMEOUT, "the time limit is 0"));
+    if (const PeerPage *page = link_->page()) link_->mappings.drop_unused(*page);
     find_remote();
   });
 }
@@ -305,9 +305,7 @@ void Move::looked_up(const Status &status) {
 void Move::plan() {
   input_.remote = remote_.get();
   if (Status s = plan_pieces(input_, &pieces_); !s.ok()) return finish(s);
-  uint64_t total = 0;
-  for (const Piece &piece : pieces_) total += piece.size_bytes;
-  op_->bytes_total.store(total, std::memory_order_relaxed);
+  op_->bytes_total.store(sum_bytes(pieces_), std::memory_order_relaxed);
   choose_path();
 }
 
@@ -333,7 +331,7 @@ bool Move::reach_by_shm() {
       shm_failure_ = "tensor " + std::to_string(i) + " of the remote cache " + std::to_string(remote.id) + " is not in shared memory";
       return false;
     }
-    if (link_->mappings.address(remote.mapping_ids[i], remote.mapping_offsets[i], remote.tensor_bytes)) continue;
+    if (link_->mappings.address(remote, i)) continue;
     if (asked_mapping_ == remote.mapping_ids[i]) {
       shm_failure_ = "tensor " + std::to_string(i) + " of the remote cache " + std::to_string(remote.id) + " lies outside of its mapping";
       return false;
@@ -383,7 +381,7 @@ void Move::run_on(Path &path, uint32_t path_id) {
   }
   if (is_stream) stage_ = Stage::kStreaming;
   auto self = shared_from_this();
-  path.run(std::move(job), true, [self](Status status) { self->copied(status); });
+  path.run(std::move(job), [self](Status status) { self->copied(status); });
   if (is_stream && op_->stopped()) on_stop();  // the handler may have run before the chunks were there
 }
 
@@ -400,7 +398,7 @@ void Move::copied(const Status &status) {
   finish(status);
 }
 
-void Move::finish(const Status &status) {
+void Move::finish(const Status &status) noexcept {
   if (stage_.exchange(Stage::kDone) == Stage::kDone) return;
   if (has_timer_) engine_.loop.cancel(timer_);
   if (status.ok()) {
@@ -411,7 +409,12 @@ void Move::finish(const Status &status) {
     of_link[op_->path].fetch_add(bytes, std::memory_order_relaxed);
     of_engine[op_->path].fetch_add(bytes, std::memory_order_relaxed);
   }
-  Status told = explain(status);
+  Status told;
+  try {
+    told = explain(status);
+  } catch (const std::bad_alloc &) {
+    told.code = status.code;
+  }
   // The link is left first, so that the caller's next transfer finds it free; the next one starts last, so that completions keep the order.
   std::shared_ptr<Transfer> next = link_->transfers.leave(*this);
   engine_.ops.complete(op_, told);

@@ -5,8 +5,10 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "op.h"
 #include "status.h"
@@ -39,6 +41,8 @@ class TransferQueue {
   bool close(int64_t deadline_ns);
   // The link broke: the running one is stopped with why, waiting ones complete with NOT_LINKED. Does not wait.
   void fail(const Status &why);
+  // Runs once when no transfer has the link: now, on this thread, or on the one of the last that leaves. Never under a lock; must not throw.
+  void on_idle(std::function<void()> callback);
   void reopen();  // the link is kept after all; not after fail()
 
   uint64_t table_version = 0;  // of the peer's page when its cache table was fetched; only the running transfer looks at it
@@ -48,6 +52,7 @@ class TransferQueue {
   std::condition_variable idle_;
   std::deque<std::shared_ptr<Transfer>> waiting_;
   std::shared_ptr<Transfer> running_;
+  std::vector<std::function<void()>> when_idle_;
   bool closed_ = false;
   bool failed_ = false;  // closed for ever
 };

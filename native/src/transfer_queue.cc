@@ -1,6 +1,4 @@
 // Who may use a link now: transfers one after the other, first come first served.
-#include <chrono>
-
 #include "clock.h"
 #include "transfer.h"
 
@@ -24,16 +22,32 @@ bool TransferQueue::enter(const std::shared_ptr<Transfer> &transfer) {
 
 std::shared_ptr<Transfer> TransferQueue::leave(Transfer &transfer) {
   std::shared_ptr<Transfer> self;  // its last reference may be ours: not under the lock
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (running_.get() != &transfer) return nullptr;  // its turn never came
-  self = std::move(running_);
-  if (waiting_.empty()) {
+  std::vector<std::function<void()>> when_idle;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (running_.get() != &transfer) return nullptr;  // its turn never came
+    self = std::move(running_);
+    if (!waiting_.empty()) {
+      running_ = std::move(waiting_.front());
+      waiting_.pop_front();
+      return running_;
+    }
+    when_idle.swap(when_idle_);
     idle_.notify_all();
-  } else {
-    running_ = std::move(waiting_.front());
-    waiting_.pop_front();
   }
-  return running_;
+  for (const auto &callback : when_idle) callback();
+  return nullptr;
+}
+
+void TransferQueue::on_idle(std::function<void()> callback) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (running_) {
+      when_idle_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
 }
 
 bool TransferQueue::withdraw(Transfer &transfer) {
@@ -57,13 +71,7 @@ bool TransferQueue::close(int64_t deadline_ns) {
   }
   for (const auto &transfer : waiting) transfer->refuse(ldr::fail(LDR_ERR_NOT_LINKED, "the link was closed before its turn came"));
   std::unique_lock<std::mutex> lock(mutex_);
-  auto is_idle = [this] { return !running_; };
-  if (deadline_ns == kNever) {
-    idle_.wait(lock, is_idle);
-    return true;
-  }
-  int64_t left_ns = deadline_ns - now_ns();
-  return idle_.wait_for(lock, std::chrono::nanoseconds(left_ns > 0 ? left_ns : 0), is_idle);
+  return wait_until(idle_, lock, deadline_ns, [this] { return !running_; });
 }
 
 void TransferQueue::reopen() {

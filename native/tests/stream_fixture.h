@@ -77,7 +77,7 @@ inline void socket_pair(Fd *a, Fd *b) {
   *b = Fd(fds[1]);
 }
 
-inline LinkPtr make_link(Engine &engine, uint64_t peer_cluster, Fd control, std::vector<Fd> data) {
+inline LinkPtr create_link(Engine &engine, uint64_t peer_cluster, Fd control, std::vector<Fd> data) {
   LinkFacts facts;
   facts.cluster_id = peer_cluster;
   facts.incarnation = 1000 + peer_cluster;
@@ -85,7 +85,11 @@ inline LinkPtr make_link(Engine &engine, uint64_t peer_cluster, Fd control, std:
   facts.path_set = 1u << LDR_PATH_UNIX;
   std::vector<std::shared_ptr<StreamConnection>> connections;
   for (Fd &fd : data) connections.push_back(StreamConnection::create(engine, std::move(fd), LDR_PATH_UNIX));
-  LinkPtr link = Link::create(engine, facts, std::move(control), Fd(), nullptr, std::move(connections));
+  return Link::create(engine, facts, std::move(control), Fd(), nullptr, std::move(connections));
+}
+
+inline LinkPtr make_link(Engine &engine, uint64_t peer_cluster, Fd control, std::vector<Fd> data) {
+  LinkPtr link = create_link(engine, peer_cluster, std::move(control), std::move(data));
   link->start();
   return link;
 }
@@ -112,8 +116,8 @@ struct Run {
     for (uint32_t i = 0; i < job->local->num_tensors(); ++i) piece(job->local->addresses[i], i, 0, job->local->tensor_bytes);
     return *this;
   }
-  Run &start(bool may_run_inline = false) {
-    stream_path().run(job, may_run_inline, [state = state](Status status) {
+  Run &start() {
+    stream_path().run(job, [state = state](Status status) {
       std::lock_guard lock(state->mutex);
       CHECK(!state->done);
       state->done = true;

@@ -381,25 +381,51 @@ void peer_mappings() {
   CHECK(shared_find(reinterpret_cast<uint64_t>(pools.a), 1, &id, &offset));
   Fd fd = shared_fd(id);
   PeerMappings mappings;
-  CHECK(mappings.address(id, 0, 1) == nullptr);
+  Fixture g;
+  std::shared_ptr<PeerPage> page;
+  CHECK_OK(PeerPage::map(g.page->fd(), 42, &page));
+  Cache cache{};
+  cache.slot = 3;
+  cache.version = page->cache_version(3);
+  auto address = [&](uint64_t mapping_id, uint64_t offset, uint64_t size_bytes) {
+    cache.mapping_ids = {mapping_id};
+    cache.mapping_offsets = {offset};
+    cache.tensor_bytes = size_bytes;
+    return mappings.address(cache, 0);
+  };
+  CHECK(address(id, 0, 1) == nullptr);
   CHECK_OK(mappings.add(id, fd.get()));
-  uint8_t *base = mappings.address(id, 0, 16384);
+  uint8_t *base = address(id, 0, 16384);
   CHECK(base != nullptr && base != pools.a);
   CHECK_OK(mappings.add(id, fd.get()));
-  CHECK(mappings.address(id, 0, 16384) == base);
+  CHECK(address(id, 0, 16384) == base);
   static_cast<uint8_t *>(pools.a)[300] = 9;
-  CHECK_EQ(*mappings.address(id, 300, 1), 9);
-  CHECK(mappings.address(id, 1, 16384) == nullptr);
-  CHECK(mappings.address(id, UINT64_MAX, 2) == nullptr);
-  CHECK(mappings.address(id, 16384, 0) == base + 16384);
-  CHECK(mappings.address(id + 1000, 0, 1) == nullptr);
+  CHECK_EQ(*address(id, 300, 1), 9);
+  CHECK(address(id, 1, 16384) == nullptr);
+  CHECK(address(id, UINT64_MAX, 2) == nullptr);
+  CHECK(address(id, 16384, 0) == base + 16384);
+  CHECK(address(id + 1000, 0, 1) == nullptr);
   Fd unsealed(memfd_create("test", MFD_CLOEXEC));
   CHECK_EQ(ftruncate(unsealed.get(), 4096), 0);
   CHECK_CODE(mappings.add(77, unsealed.get()), LDR_ERR_LINK_BROKEN);
   CHECK_CODE(mappings.add(77, -1), LDR_ERR_LINK_BROKEN);
   CHECK_CODE(mappings.add(0, fd.get()), LDR_ERR_LINK_BROKEN);
   mappings.drop();
-  CHECK(mappings.address(id, 0, 1) == nullptr);
+  CHECK(address(id, 0, 1) == nullptr);
+
+  // Kept as long as one of the caches that it was used for lives.
+  CHECK_OK(mappings.add(id, fd.get()));
+  CHECK(address(id, 0, 1) != nullptr);
+  cache.slot = 5;
+  cache.version = page->cache_version(5);
+  CHECK(address(id, 0, 1) != nullptr);
+  g.page->advance_cache(3);
+  mappings.drop_unused(*page);
+  cache.slot = 5;
+  CHECK(address(id, 0, 1) != nullptr);
+  g.page->advance_cache(5);
+  mappings.drop_unused(*page);
+  CHECK(address(id, 0, 1) == nullptr);
 }
 
 }  // namespace

@@ -96,6 +96,24 @@ void a_task_is_destroyed_before_the_next() {
   pool.stop();
 }
 
+void ends_without_stop() {
+  std::atomic<int> ran{0};
+  {
+    CopyPool pool(2);
+    for (int i = 0; i < 100; ++i) pool.submit([&] { ++ran; });
+  }
+  CHECK_EQ(ran.load(), 100);
+}
+
+void survives_a_failing_task() {
+  CopyPool pool(1);
+  bool ran = false;
+  pool.submit([] { throw std::bad_alloc(); });
+  pool.submit([&] { ran = true; });
+  pool.stop();
+  CHECK(ran);
+}
+
 void default_size() {
   CopyPool pool(0);
   CHECK(pool.num_threads() >= 1 && pool.num_threads() <= 4);
@@ -109,5 +127,7 @@ int main() {
   test("all threads work", all_threads_work);
   test("stop runs what is queued", stop_runs_what_is_queued);
   test("a task is destroyed before the next one runs", a_task_is_destroyed_before_the_next);
+  test("it ends without stop()", ends_without_stop);
+  test("a task that fails takes nothing with it", survives_a_failing_task);
   test("the default size", default_size);
 }

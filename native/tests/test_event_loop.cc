@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <future>
+#include <new>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -161,6 +163,39 @@ void stale_event_of_a_reused_descriptor() {
   loop.stop();
 }
 
+// What throws is given up alone: the loop and all that it serves go on.
+void exceptions() {
+  EventLoop loop;
+  CHECK_OK(loop.start(nullptr, nullptr));
+  Fd readable(eventfd(1, EFD_CLOEXEC));
+  std::promise<void> handled, timed;
+  loop.post([] { throw std::bad_alloc(); });
+  CHECK_OK(loop.watch(readable.get(), EPOLLIN | EPOLLONESHOT, [&](uint32_t) {
+    handled.set_value();
+    throw std::bad_alloc();
+  }));
+  loop.at(now_ns(), [&] {
+    timed.set_value();
+    throw std::bad_alloc();
+  });
+  handled.get_future().wait();
+  timed.get_future().wait();
+  sync(loop);
+  bool thrown = false;
+  try {
+    loop.run([] { throw std::runtime_error("back"); });
+  } catch (const std::runtime_error &) {
+    thrown = true;
+  }
+  CHECK(thrown);
+  int runs = 0;
+  CHECK(loop.run([&] { CHECK(loop.run([&] { ++runs; })); }));
+  CHECK_EQ(runs, 1);
+  loop.unwatch(readable.get());
+  loop.stop();
+  CHECK(!loop.run([] {}));
+}
+
 bool is_readable(int fd) {
   pollfd look{fd, POLLIN, 0};
   return poll(&look, 1, 0) == 1;
@@ -221,6 +256,7 @@ int main() {
   test("a timer set while the loop sleeps", timer_set_while_the_loop_sleeps);
   test("watching", watching);
   test("stale event of a re-used descriptor", stale_event_of_a_reused_descriptor);
+  test("exceptions", exceptions);
   test("event queue", event_queue);
   test("event queue: wakes and closes", event_queue_wakes_and_closes);
 }

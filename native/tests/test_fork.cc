@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <memory>
 
+#include "end_to_end.h"
 #include "engines.h"
 
 using namespace ldr_test;
@@ -15,7 +17,9 @@ using ldr::now_ns;
 
 namespace {
 
-// A child process with an engine; its port comes back over a pipe, and it lives until it is killed.
+constexpr uint64_t kNumBlocks = 64, kBlockBytes = 1 << 20;
+
+// A child process with an engine and a cache, the first one; its port comes back over a pipe, and it lives until it is killed.
 struct Child {
   pid_t pid = -1;
   uint32_t port = 0;
@@ -26,6 +30,7 @@ struct Child {
     pid = fork();
     if (pid == 0) {
       TestEngine engine(options);
+      TestCache cache(engine, false, LDR_CACHE_BLOCKS, 1, kNumBlocks, kBlockBytes, 1);
       port = engine.port();
       if (write(pipe_fds[1], &port, sizeof(port)) != sizeof(port)) _exit(1);
       for (;;) pause();
@@ -77,6 +82,28 @@ void stopped() {
   CHECK_EQ(engine.next_event(LDR_EVENT_LINK_DOWN).status, int32_t(LDR_ERR_LINK_BROKEN));
   int64_t elapsed = now_ns() - start;
   CHECK(elapsed > 500 * kMillisecond && elapsed < 3 * kSecond);
+  child.kill_and_reap();
+}
+
+// A push to a process that is stopped in the middle of it: neither the destruction nor the budget's length may hold the caller.
+void destroyed_under_a_push(const char *paths) {
+  Child child(options(2, paths));
+  TestEngine engine(options(1, paths));
+  CHECK_C(engine.link(child.port), LDR_OK);
+  auto cache = std::make_unique<TestCache>(engine, false, LDR_CACHE_BLOCKS, 1, kNumBlocks, kBlockBytes, 2);
+  std::vector<int32_t> blocks(1 << 14);
+  for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = int32_t(i % kNumBlocks);
+  ldr_transfer_params_t push = transfer(LDR_PUSH, 2, LDR_MOVE_BLOCKS, 1, cache->id);
+  push.src_blocks = push.dst_blocks = list(blocks);
+  push.timeout_ns = -1;
+  uint64_t op_id = 0;
+  CHECK_C(ldr_transfer_submit(engine, &push, 1, &op_id), LDR_OK);
+  wait_until_moving(engine, op_id);
+  kill(child.pid, SIGSTOP);
+  int64_t start = now_ns();
+  engine.destroy();
+  CHECK(now_ns() - start < 3 * kSecond);
+  cache->id = 0;  // went with its engine
   child.kill_and_reap();
 }
 
@@ -132,5 +159,7 @@ int main() {
   test("killed, shm and cma", [] { killed(""); });
   test("killed, tcp", [] { killed("tcp"); });
   test("stopped", stopped);
+  test("destroyed under a push, unix", [] { destroyed_under_a_push("unix"); });
+  test("destroyed under a push, tcp", [] { destroyed_under_a_push("tcp"); });
   test("inherited", inherited);
 }

@@ -395,6 +395,11 @@ void over_a_link() {
   CHECK_CODE(sink->open_grants.open(asked(id, 6), &num_blocks), LDR_ERR_CONSUMED);
   CHECK(!sink->open_grants.find(6));
   CHECK_CODE(sink->open_grants.open(asked(source.mint(), 5), &num_blocks), LDR_ERR_INVALID);
+  // Refused a second time, it is still open after the first.
+  ldr_grant_open_params_t other = asked(id, 5);
+  other.num_tokens += 1;
+  CHECK_CODE(sink->open_grants.open(other, &num_blocks), LDR_ERR_STALE);
+  CHECK(sink->open_grants.find(5) == open);
   CHECK_CODE(sink->open_grants.close(5, 9, kSecond), LDR_ERR_INVALID);
   CHECK_OK(sink->open_grants.close(5, LDR_CLOSE_OK, 10 * kSecond));
   CHECK(!sink->open_grants.find(5));

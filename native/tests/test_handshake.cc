@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <functional>
 #include <thread>
@@ -69,7 +70,7 @@ Hello hello_of(const TestEngine &engine) {
   hello.cluster_id = 50;
   hello.incarnation = 51;
   hello.path_set = kAllPaths;
-  hello.boot_id = "elsewhere";
+  hello.host.boot_id = "elsewhere";
   hello.insecure = true;
   return hello;
 }
@@ -270,6 +271,43 @@ void nonsense_after_the_welcome() {
   still_alive(engine);
 }
 
+// Whoever knows our incarnation, which we tell everybody, could pass for us: only an attempt of our own makes a link to ourselves.
+void claims_to_be_the_engine() {
+  TestEngine engine(insecure(1));
+  Hello hello = hello_of(engine);
+  hello.cluster_id = 1;
+  hello.incarnation = engine.info().incarnation;
+  Raw raw = Raw::to(engine.port());
+  raw.frame(FrameType::kHello, encoded(hello));
+  Frame reply = raw.expect(FrameType::kHelloReply);
+  Reader in = reply.reader();
+  Hello server;
+  CHECK_OK(Hello::decode(in, &server));
+  Digest proof = client_proof({}, {encoded(hello).bytes(), {reply.payload.begin(), reply.payload.end() - sizeof(Digest)}});
+  Writer auth;
+  auth.raw(proof.data(), proof.size());
+  raw.frame(FrameType::kAuth, auth);
+  Frame welcome = raw.expect(FrameType::kWelcome);
+  Digest key = session_key({}, hello.nonce, server.nonce);
+  std::vector<Raw> connections;
+  for (uint32_t index = 0; index < kMaxDataConnections; ++index) {
+    Writer out;
+    out.raw(welcome.payload.data(), welcome.payload.size());
+    out.u32(index);
+    Digest data = data_proof(key, index);
+    out.raw(data.data(), data.size());
+    connections.push_back(Raw::to(engine.port()));
+    connections.back().frame(FrameType::kDataHello, out);
+    connections.back().expect(FrameType::kDataWelcome);
+  }
+  Writer ready;
+  ready.u32(1u << LDR_PATH_TCP);
+  ready.u32(kMaxDataConnections);
+  raw.frame(FrameType::kReady, ready);
+  raw.expect_reject(LDR_ERR_AUTH, "claims to be this engine");
+  CHECK_C(engine.link(engine), LDR_OK);
+}
+
 void no_secret_means_same_host_and_user() {
   TestEngine engine(1);  // neither secret nor insecure
   Hello hello = hello_of(engine);
@@ -300,7 +338,7 @@ void too_many_unproven() {
   // The engine sees the crowd go in its own time: a client tries until it is let in.
   TestEngine other(insecure(2));
   ldr_status_t status;
-  for (int64_t deadline = deadline_after(kPatienceNs); (status = other.link(engine)) != LDR_OK && now_ns() < deadline;) CHECK_EQ(status, LDR_ERR_LINK_FAILED);
+  for (int64_t deadline = deadline_after(kPatienceNs); (status = other.link(engine)) != LDR_OK && now_ns() < deadline;) CHECK_EQ(status, LDR_ERR_HANDSHAKE);
   CHECK_EQ(status, LDR_OK);
 }
 
@@ -337,12 +375,12 @@ void strange_servers() {
     out.raw(proof.data(), proof.size());
     return out;
   };
-  against([](Raw &) {}, LDR_ERR_LINK_FAILED, "closed the connection");
-  against([](Raw &raw) { raw.bytes(std::vector<uint8_t>(64, 0xff)); }, LDR_ERR_LINK_FAILED, "at most 4096");
-  against([](Raw &raw) { raw.frame(FrameType::kWelcome, Writer()); }, LDR_ERR_LINK_FAILED, "frame type 4");
-  against([](Raw &raw) { raw.frame(FrameType::kHelloReply, Writer()); }, LDR_ERR_LINK_FAILED, "magic");
-  against([](Raw &raw) { raw.frame(FrameType::kReject, Writer()); }, LDR_ERR_LINK_FAILED, "without a reason");
-  against([&](Raw &raw) { raw.frame(FrameType::kHelloReply, encoded(hello)); }, LDR_ERR_LINK_FAILED, "wrong size");
+  against([](Raw &) {}, LDR_ERR_HANDSHAKE, "closed the connection");
+  against([](Raw &raw) { raw.bytes(std::vector<uint8_t>(64, 0xff)); }, LDR_ERR_HANDSHAKE, "at most 4096");
+  against([](Raw &raw) { raw.frame(FrameType::kWelcome, Writer()); }, LDR_ERR_HANDSHAKE, "frame type 4");
+  against([](Raw &raw) { raw.frame(FrameType::kHelloReply, Writer()); }, LDR_ERR_HANDSHAKE, "magic");
+  against([](Raw &raw) { raw.frame(FrameType::kReject, Writer()); }, LDR_ERR_HANDSHAKE, "without a reason");
+  against([&](Raw &raw) { raw.frame(FrameType::kHelloReply, encoded(hello)); }, LDR_ERR_HANDSHAKE, "wrong size");
   against([&](Raw &raw) { raw.frame(FrameType::kHelloReply, reply(hello, Digest{})); }, LDR_ERR_AUTH, "LLM_DATADIST_SECRET");
   against(
       [&](Raw &raw) {
@@ -367,6 +405,7 @@ int main() {
   test("other version", other_version);
   test("wrong and replayed proofs", wrong_and_replayed_proofs);
   test("nonsense after the welcome", nonsense_after_the_welcome);
+  test("claims to be the engine", claims_to_be_the_engine);
   test("no secret means same host and user", no_secret_means_same_host_and_user);
   test("slow client", slow_client);
   test("too many unproven", too_many_unproven);

@@ -5,6 +5,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -244,6 +247,19 @@ void unlink_drops_both_halves() {
   CHECK_EQ(b.info().num_links, 0u);
 }
 
+// Before the loop has even looked at the new link: its first heartbeat meets a closed socket, and still the answer to the unlink is what counts.
+void unlink_at_once() {
+  TestEngine a(1), b(2);
+  for (int round = 0; round < 60; ++round) {
+    CHECK_C(a.link(b), LDR_OK);
+    CHECK_C((round % 2 ? a : b).unlink(round % 2 ? 2 : 1), LDR_OK);
+    for (TestEngine *engine : {&a, &b}) {
+      engine->next_event(LDR_EVENT_LINK_UP);
+      CHECK_EQ(engine->next_event(LDR_EVENT_LINK_DOWN).status, int32_t(LDR_OK));
+    }
+  }
+}
+
 void unlink_by_both_at_once() {
   for (int round = 0; round < 20; ++round) {
     TestEngine a(1), b(2);
@@ -396,6 +412,35 @@ void restarted_peer() {
   CHECK_EQ(b.next_event(LDR_EVENT_LINK_DOWN).status, int32_t(LDR_ERR_LINK_BROKEN));
 }
 
+int count_mappings(const char *name) {
+  FILE *maps = fopen("/proc/self/maps", "re");
+  CHECK(maps != nullptr);
+  int count = 0;
+  for (char line[512]; fgets(line, sizeof(line), maps);) count += strstr(line, name) != nullptr;
+  fclose(maps);
+  return count;
+}
+
+// A broken link stays in the table to say why; what it held of the peer's memory does not.
+void broken_link_holds_nothing() {
+  TestEngine a(1);
+  const int own = count_mappings("ldr-page");
+  {
+    TestEngine b(2);
+    CHECK_C(a.link(b), LDR_OK);
+    CHECK(count_mappings("ldr-page") > own);
+    a.next_event(LDR_EVENT_LINK_UP);
+  }
+  a.next_event(LDR_EVENT_LINK_DOWN);
+  ldr::Engine &engine = *static_cast<ldr_engine_t *>(a)->engine;
+  engine.loop.run([] {});
+  std::promise<void> copied;  // the one copy thread has done all before
+  engine.pool.submit([&] { copied.set_value(); });
+  copied.get_future().wait();
+  CHECK_EQ(a.query(2).state, uint32_t(LDR_LINK_BROKEN));
+  CHECK_EQ(count_mappings("ldr-page"), own);
+}
+
 void destroy_with_open_links() {
   TestEngine a(1), b(2), c(3);
   CHECK_C(a.link(b), LDR_OK);
@@ -513,6 +558,7 @@ int main() {
   test("many threads to one peer", many_threads_to_one_peer);
   test("many peers at once", many_peers_at_once);
   test("unlink drops both halves", unlink_drops_both_halves);
+  test("unlink at once", unlink_at_once);
   test("unlink by both at once", unlink_by_both_at_once);
   test("forced unlink", forced_unlink);
   test("unlink of an unreachable listener keeps the link", unlink_of_an_unreachable_listener_keeps_the_link);
@@ -521,6 +567,7 @@ int main() {
   test("listening", listening);
   test("heartbeats keep it up", heartbeats_keep_it_up);
   test("restarted peer", restarted_peer);
+  test("broken link holds nothing", broken_link_holds_nothing);
   test("destroy with open links", destroy_with_open_links);
   test("destroy under a blocked call", destroy_under_a_blocked_call);
   test("nothing is left behind", nothing_is_left_behind);

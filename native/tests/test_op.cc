@@ -168,6 +168,7 @@ void close_stops_and_waits() {
     });
   });
   ops.close();
+  ops.wait_all();
   CHECK(completed.load());
   worker.join();
   OpPtr late;

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "check.h"
 
@@ -126,6 +129,32 @@ void sealed_for_good() {
   CHECK(!is_sealed(-1));
 }
 
+// fork() while another thread allocates and frees: the child finds the table whole and unlocked, or the alarm ends it.
+void forked_in_the_middle() {
+  std::atomic<bool> stop{false};
+  std::thread worker([&] {
+    while (!stop) {
+      Allocation memory(16u << 20);
+      memset(memory.address, 1, 16u << 20);
+    }
+  });
+  Allocation kept(4096);
+  for (int i = 0; i < 40; ++i) {
+    pid_t pid = fork();
+    if (pid == 0) {
+      alarm(5);
+      uint64_t id = 0, offset = 0;
+      bool found = shared_find(as_number(kept.address), 4096, &id, &offset);
+      _exit(found && shared_fd(id) ? 0 : 1);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  stop = true;
+  worker.join();
+}
+
 }  // namespace
 
 int main() {
@@ -135,5 +164,8 @@ int main() {
   test("find and free", find_and_free);
   test("the descriptor reaches the same bytes", descriptor_reaches_the_same_bytes);
   test("sealed for good", sealed_for_good);
-  return 0;
+#ifndef __SANITIZE_THREAD__  // it wants no fork of a process with threads
+  fork_generation();  // installs the fork handlers, as any engine does
+  test("forked in the middle", forked_in_the_middle);
+#endif
 }

@@ -81,7 +81,7 @@ Hello example() {
   hello.cluster_id = 5;
   hello.incarnation = 6;
   hello.remote_access = true;
-  hello.boot_id = "boot";
+  hello.host.boot_id = "boot";
   hello.pid = 77;
   hello.path_set = 30;
   hello.layout_digest = 8;
@@ -111,7 +111,7 @@ void hello_cut_off_or_foreign() {
   for (size_t size = 0; size < out.bytes().size(); ++size) {
     std::vector<uint8_t> exact(out.bytes().begin(), out.bytes().begin() + ptrdiff_t(size));
     Reader in(exact.data(), exact.size());
-    CHECK_CODE(Hello::decode(in, &hello), LDR_ERR_LINK_FAILED);
+    CHECK_CODE(Hello::decode(in, &hello), LDR_ERR_HANDSHAKE);
   }
   Hello newer = example();
   newer.version = 9;

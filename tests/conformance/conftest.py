@@ -24,6 +24,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("pair_processes", cases, ids=ids, indirect=True, scope="session")
 
 
+@pytest.fixture(autouse=True)
+def leaves_nothing(no_leaks: None) -> None:
+    """Every test of this directory runs under the check for leaks; the processes of a pair have one of their own."""
+
+
 @pytest.fixture(scope="session")
 def pair_processes(request: pytest.FixtureRequest) -> Iterator[Pair]:
     path, mode = request.param

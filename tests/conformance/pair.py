@@ -12,6 +12,7 @@ from llm_datadist_ray import BlocksCacheKey, CacheKeyByIdAndIndex, LLMClusterInf
 from llm_datadist_ray._native import Path
 from tests.conformance.memory import MemoryLayout, fill
 from tests.conformance.side_process import SideProcess
+from tests.process_counts import ProcessCounts
 
 HOST_IP = "127.0.0.1"
 SUCCESS = LLMStatusCode.LLM_SUCCESS
@@ -54,9 +55,10 @@ class End:
         self.port = 0
         self._caches: dict[str, CacheRef] = {}
         self._next_seed = 1000 * cluster_id
+        self._idle_counts: tuple[int, ProcessCounts] | None = None  # of the process with that id
 
     def init(self, *, listen: bool, remote_access: bool | None = None, **config: Any) -> None:
-        """``config``: further properties of LLMConfig."""
+        """``config``: further properties of LLMConfig, and ``budget_ms``."""
         config.setdefault("sync_kv_timeout", 20_000)
         remote_access = self.remote_access if remote_access is None else remote_access
         self.port = self.process.init(self.cluster_id, listen=listen, remote_access=remote_access, **config)
@@ -66,6 +68,17 @@ class End:
         self.process.recover()
         self.process.reset()
         self._caches.clear()
+
+    def check_process(self) -> None:
+        """After :meth:`reset`: it has been quiet, and holds no more than when it was idle for the first time."""
+        self.process.check_stderr()
+        if self._idle_counts is None or self._idle_counts[0] != self.process.pid:
+            self._idle_counts = self.process.pid, self.process.counts()
+            return
+        idle = self._idle_counts[1]
+        if self.process.counts().exceed(idle):
+            counts = self.process.settled_counts(idle)
+            assert not counts.exceed(idle), f"process {self.process.pid} leaked: {counts}, and {idle} before"
 
     def forget(self) -> None:
         """The process has been replaced by a new one."""
@@ -84,15 +97,38 @@ class End:
         remote_accessible: bool | None = True,
     ) -> CacheRef:
         layout = MemoryLayout(tensors, entries, entry_bytes)
-        self._next_seed += 1
-        self.process.memory(name, layout, self._next_seed, shared=self.path == "shm")
-        expected = np.empty(layout.total_bytes, np.uint8)
-        fill(expected, self._next_seed)
+        expected = self._memory(name, layout, shared=self.path == "shm")
         cache_id = self.process.register(
             name, blocks=blocks, key=key, placement=placement, remote_accessible=remote_accessible
         )
         self._caches[name] = CacheRef(self, name, cache_id, layout, expected)
         return self._caches[name]
+
+    def _memory(self, name: str, layout: MemoryLayout, *, shared: bool) -> np.ndarray:
+        self._next_seed += 1
+        self.process.memory(name, layout, self._next_seed, shared=shared)
+        expected = np.empty(layout.total_bytes, np.uint8)
+        fill(expected, self._next_seed)
+        return expected
+
+    def blocks_of(
+        self,
+        name: str,
+        tensors: list[tuple[str, int]],
+        *,
+        shared: dict[str, bool] | None = None,
+        model_id: int = 0,
+        remote_accessible: bool = True,
+    ) -> dict[str, CacheRef]:
+        """A blocks cache whose tensors are picked, ``(memory, index)``, from memories of two tensors each. Those named
+        in ``shared`` are made for it; the references to them, by name, tell what they hold."""
+        layout = MemoryLayout(2, 6, 96)
+        made = {memory: self._memory(memory, layout, shared=is_shared) for memory, is_shared in (shared or {}).items()}
+        key = BlocksCacheKey(self.cluster_id, model_id)
+        cache_id = self.process.register_tensors(name, tensors, key=key, remote_accessible=remote_accessible)
+        refs = {memory: CacheRef(self, memory, cache_id, layout, expected) for memory, expected in made.items()}
+        self._caches.update(refs)
+        return refs
 
     def blocks(self, name: str, *, model_id: int | None = 0, **kwargs: Any) -> CacheRef:
         """A blocks cache that peers can name by model, or with None cannot."""
@@ -154,8 +190,11 @@ class Pair:
         assert moved == {Path[self.path.upper()]}
 
     def reset(self) -> None:
+        """Both as newly started, and nothing is left of the test."""
         self.a.reset()
         self.b.reset()
+        self.a.check_process()
+        self.b.check_process()
 
     def stop(self) -> None:
         self.a.process.stop()

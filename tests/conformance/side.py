@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from llm_datadist_ray import Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement
+from llm_datadist_ray import BlocksCacheKey, Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement
 from llm_datadist_ray._native import Direction, EventKind, Move, NativeError, RemoteBy, Transfer, alloc_shared
+from llm_datadist_ray.membership import Membership
 from tests.conformance.memory import MemoryLayout, fill
 from tests.process_counts import ProcessCounts, settled_counts
 
@@ -36,8 +37,12 @@ class Side:
 
     # Life
 
-    def init(self, cluster_id: int, *, listen: bool, remote_access: bool, **config: Any) -> int:
-        """A new LLMDataDist, configured by further properties of LLMConfig; returns the port it listens on, or 0."""
+    def init(
+        self, cluster_id: int, *, listen: bool, remote_access: bool, budget_ms: int | None = None, **config: Any
+    ) -> int:
+        """A new LLMDataDist, configured by further properties of LLMConfig; returns the port it listens on, or 0.
+
+        ``budget_ms`` is another liveness budget than that of who is no member of a cluster."""
         self._dist = LLMDataDist(LLMRole.PROMPT if listen else LLMRole.DECODER, cluster_id)
         llm_config = LLMConfig()
         llm_config.enable_cache_manager = True
@@ -46,7 +51,10 @@ class Side:
             llm_config.listen_ip_info = "127.0.0.1:0"
         for name, value in config.items():
             setattr(llm_config, name, value)
-        self.dist.init(llm_config.generate_options())
+        membership = None
+        if budget_ms is not None:
+            membership = Membership(None, 0, "", paths=os.environ.get("LDR_PATHS"), budget_ms=budget_ms)
+        self.dist.init(llm_config.generate_options(), membership=membership)
         return self.port()
 
     def port(self) -> int:
@@ -119,6 +127,19 @@ class Side:
         self._caches[name] = cache
         return cache.cache_id
 
+    def register_tensors(
+        self, name: str, tensors: list[tuple[str, int]], *, key: BlocksCacheKey, remote_accessible: bool
+    ) -> int:
+        """A blocks cache of tensors of several memories, each ``(memory, index)``, all of one shape."""
+        addrs = []
+        for memory_name, index in tensors:
+            layout, memory = self._memories[memory_name]
+            addrs.append(memory.ctypes.data + layout.offset(index))
+        desc = CacheDesc(len(addrs), [layout.num_entries, layout.entry_bytes], DataType.DT_UINT8)
+        cache = self.dist.cache_manager.register_blocks_cache(desc, addrs, key, remote_accessible)
+        self._caches[name] = cache
+        return cache.cache_id
+
     def register_addresses(self, shape: list[int], addrs: list[int]) -> int:
         desc = CacheDesc(len(addrs), shape, DataType.DT_INT8)
         return self.dist.cache_manager.register_blocks_cache(desc, addrs).cache_id
@@ -170,6 +191,30 @@ class Side:
 
         with ThreadPoolExecutor(len(calls)) as pool:
             return list(pool.map(outcome, calls))
+
+    def finalize_during_pull(self, cluster_id: int, cache: str) -> dict[str, Any]:
+        """Pulls without a time limit from a peer that does not answer, and finalizes meanwhile: how long that took and
+        what the pull raised."""
+        engine = self.dist.native_engine
+        transfer = Transfer(
+            direction=Direction.PULL,
+            cluster_id=cluster_id,
+            local_cache_id=self._caches[cache].cache_id,
+            move=Move.ENTRY,
+            remote_by=RemoteBy.CACHE_ID,
+            remote_cache_id=1,
+            timeout_s=None,
+        )
+        with ThreadPoolExecutor(1) as pool:
+            pull = pool.submit(engine.transfer, transfer)
+            while not engine.info().num_ops_in_flight and not pull.done():
+                pass
+            start = time.monotonic()
+            self.finalize()
+            elapsed_s = time.monotonic() - start
+            error = pull.exception()
+        assert error is None or isinstance(error, NativeError)
+        return {"elapsed_s": elapsed_s, "status": None if error is None else error.native_status}
 
     # Links
 

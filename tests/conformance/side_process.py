@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,10 +18,14 @@ _CALL_TIMEOUT_S = 120.0
 
 
 class SideProcess:
-    """Every other attribute is a command of :class:`tests.conformance.side.Side`; what it raises is raised here."""
+    """Every other attribute is a command of :class:`tests.conformance.side.Side`; what it raises is raised here.
+
+    Nothing is expected on its standard error: see :meth:`check_stderr`.
+    """
 
     def __init__(self, env: dict[str, str]) -> None:
         self._env = env
+        self._stderr = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 (closed by stop)
         self.start_process()
 
     def start_process(self) -> None:
@@ -32,6 +37,7 @@ class SideProcess:
                 cwd=_ROOT,
                 env=self._env,
                 pass_fds=[theirs.fileno()],
+                stderr=self._stderr,
             )
         self._connection = Connection(ours.detach())
         self._num_unanswered = 1
@@ -53,11 +59,14 @@ class SideProcess:
         self._num_unanswered -= 1
         if not self._connection.poll(_CALL_TIMEOUT_S):
             self._process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs
-            raise TimeoutError(f"process {self._process.pid} gave no answer within {_CALL_TIMEOUT_S} s")
+            self._process.wait()
+            text = self._new_stderr()
+            raise TimeoutError(f"process {self._process.pid} gave no answer within {_CALL_TIMEOUT_S} s\n{text}")
         try:
             is_ok, value = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise RuntimeError(f"process {self._process.pid} died: {self._process.wait()}") from error
+            code = self._process.wait()
+            raise RuntimeError(f"process {self._process.pid} died: {code}\n{self._new_stderr()}") from error
         if not is_ok:
             raise value
         return value
@@ -69,6 +78,18 @@ class SideProcess:
         while self._num_unanswered:
             with suppress(Exception):
                 self.end()
+
+    def check_stderr(self) -> None:
+        """Fails if the process has written something there since the last check: a warning, a message of the C library,
+        a stack. Its loggers write to standard output."""
+        text = self._new_stderr()
+        assert not text, f"process {self.pid} wrote to its standard error:\n{text}"
+
+    def _new_stderr(self) -> str:
+        """Taken out of the file, to which the process appends."""
+        text = os.pread(self._stderr.fileno(), 1 << 20, 0).decode(errors="replace")
+        self._stderr.truncate(0)
+        return text
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -90,6 +111,7 @@ class SideProcess:
             code = self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGABRT)
-            self._process.wait()
-            raise
+            code = self._process.wait()
+        with self._stderr:
+            self.check_stderr()
         assert code == 0, f"process {self.pid} ended with {code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -147,6 +148,9 @@ def test_unknown_path(dist: LLMDataDist, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("LDR_PATHS", "shm,pigeon")
     with raises(PARAM_INVALID, "pigeon"):
         dist.init(options())
+    monkeypatch.setenv("LDR_PATHS", "hixl")
+    with raises(FEATURE_NOT_ENABLED, "libcann_hixl.so"):
+        dist.init(options())
     monkeypatch.setenv("LDR_PATHS", "tcp")
     dist.init(options())
     assert [str(path) for path in dist.native_engine.info().paths] == ["tcp"]
@@ -175,6 +179,7 @@ def test_role_none_fails_at_init() -> None:
         LLMDataDist(LLMRole.MIX, 2**64)
 
 
+@pytest.mark.logs("exactly one remote IP entry")
 def test_link_arguments(dist: LLMDataDist) -> None:
     """Spec §4.1: checked before anything is attempted."""
     dist.init(options())
@@ -219,12 +224,56 @@ def test_shutdown_handler(dist: LLMDataDist) -> None:
     _shutdown_handler()
 
 
+INIT = (
+    "from llm_datadist_ray import LLMConfig, LLMDataDist, LLMRole\n"
+    "config = LLMConfig(); config.enable_cache_manager = True; config.listen_ip_info = '127.0.0.1:0'\n"
+    "dist = LLMDataDist(LLMRole.PROMPT, 1); dist.init(config.generate_options())\n"
+)
+
+
+def run(program: str, **env: str) -> str:
+    """What a fresh interpreter prints; it succeeds, and says nothing on standard error."""
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def test_exit_without_finalize_is_clean() -> None:
     """The exit hook finalizes: no ResourceWarning, no crash."""
-    program = (
-        "from llm_datadist_ray import LLMConfig, LLMDataDist, LLMRole\n"
-        "config = LLMConfig(); config.enable_cache_manager = True; config.listen_ip_info = '127.0.0.1:0'\n"
-        "dist = LLMDataDist(LLMRole.PROMPT, 1); dist.init(config.generate_options())\n"
+    assert run(INIT) == ""
+
+
+def test_log() -> None:
+    """``LLM_DATADIST`` writes to stdout, errors unless the environment asks for more (spec api-types §1)."""
+    info = LLMClusterInfo.__name__
+    fail = (
+        f"from llm_datadist_ray import {info}\n"
+        f"info = {info}(); info.remote_cluster_id = 7; info.append_local_ip_info('127.0.0.1', 0)\n"
+        "dist.unlink_clusters([info], force=True); dist.link_clusters([info]); dist.finalize()\n"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    lines = {level: run(INIT + fail, ASCEND_GLOBAL_LOG_LEVEL=level).splitlines() for level in ("", "3", "2", "1")}
+    for level, names in (("", ["ERROR"]), ("3", ["ERROR"]), ("2", ["WARNING", "ERROR"])):
+        assert [line.split("]")[0][1:] for line in lines[level]] == names
+    assert "LLM_DATADIST" in lines["3"][0]
+    assert "link with cluster 7 failed: exactly one remote IP entry" in lines["3"][0]
+    assert "cluster 7 is not linked" in lines["2"][0]
+    assert "cluster 1 is initialised" in lines["1"][0]
+    assert "cluster 1 is finalized" in lines["1"][-1]
+
+
+def test_log_is_the_applications_too() -> None:
+    """Its level and handlers are left alone, records reach the root logger, and importing again adds nothing."""
+    program = (
+        "import importlib, logging\n"
+        "logging.getLogger('LLM_DATADIST').setLevel(logging.WARNING)\n"
+        "import llm_datadist_ray.log; importlib.reload(llm_datadist_ray.log)\n"
+        "logger = logging.getLogger('LLM_DATADIST')\n"
+        "print(logger.level, len(logger.handlers), logger.propagate, logging.getLogger().handlers)\n"
+    )
+    assert run(program, ASCEND_GLOBAL_LOG_LEVEL="0") == "30 1 True []\n"
+
+
+def test_star_import() -> None:
+    """Spec api-types §1, "Do"."""
+    assert run("from llm_datadist_ray import *\nprint(LLMDataDist.__name__, Cache.__name__)") == "LLMDataDist Cache\n"

@@ -276,9 +276,27 @@ class TestSharedMemory:
 def test_paths() -> None:
     assert parse_paths(None) == parse_paths("") == DATA_PATHS
     assert parse_paths("tcp,shm") == (DATA_PATHS[0], DATA_PATHS[3])
-    with pytest.raises(NativeError, match="pigeon") as caught:
-        parse_paths("pigeon")
-    assert caught.value.status_code == LLMStatusCode.LLM_PARAM_INVALID
+    for text, name, hint in (("pigeon", "pigeon", ""), ("shm, tcpp", "tcpp", " .did you mean 'tcp'..")):
+        expected = f"'{name}' in '{text}' is no data path{hint}; known are shm, cma, unix, tcp"
+        with pytest.raises(NativeError, match=expected) as caught:
+            parse_paths(text)
+        assert caught.value.status_code == LLMStatusCode.LLM_PARAM_INVALID
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_hixl_path(is_there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Design section 3: not in this version, and the text names the library and where it was looked for."""
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere/lib:/else/lib")
+    if is_there:
+        (tmp_path / "lib64").mkdir()
+        (tmp_path / "lib64" / "libcann_hixl.so").touch()
+    with pytest.raises(NativeError, match="not supported by this version") as caught:
+        parse_paths("tcp,hixl")
+    assert caught.value.status_code == LLMStatusCode.LLM_FEATURE_NOT_ENABLED
+    where = f"in {tmp_path}/lib64" if is_there else "not there"
+    for part in ("libcann_hixl.so", where, str(tmp_path), "/usr/local/Ascend/cann", "/somewhere/lib:/else/lib"):
+        assert part in str(caught.value)
 
 
 def test_errors_pickle() -> None:

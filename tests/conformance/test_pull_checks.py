@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 from llm_datadist_ray import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from llm_datadist_ray._native import NativeStatus
 from tests.conformance.pair import SUCCESS, CacheRef, Pair
 from tests.conformance.status import FAILED, KV_CACHE_NOT_EXIST, NOT_YET_LINK, PARAM_INVALID, TIMEOUT, raises
 
@@ -257,26 +260,116 @@ class TestAccessibility:
             dst.tensor(tensor)[0] = src.tensor(tensor)[0]
 
 
-class TestTimeout:
-    def test_a_stopped_peer(self, idle_pair: Pair) -> None:
-        """Where the peer has a part in a pull, its silence is TIMEOUT; linking anew repairs it (spec §5.4, §11)."""
-        idle_pair.a.init(listen=False, sync_kv_timeout=300)
-        idle_pair.b.init(listen=True)
-        idle_pair.link()
-        src, dst = idle_pair.b.cache("src", entry_bytes=300_000), idle_pair.a.cache("dst", entry_bytes=300_000)
+class TestStoppedPeer:
+    """Alive, but without a word (spec §5.4, §11; design section 3, "Liveness")."""
+
+    @staticmethod
+    def caches(pair: Pair, **config: int) -> tuple[CacheRef, CacheRef]:
+        """Both ends linked; what they serve is too large for one piece."""
+        pair.a.init(listen=False, **config)
+        pair.b.init(listen=True)
+        pair.link()
+        return pair.b.cache("src", entry_bytes=300_000), pair.a.cache("dst", entry_bytes=300_000)
+
+    def test_a_pull_that_needs_it(self, idle_pair: Pair) -> None:
+        """The first one needs it always, for a look-up or for its table: TIMEOUT. Linking anew repairs it."""
+        src, dst = self.caches(idle_pair, sync_kv_timeout=300)
         idle_pair.b.process.signal(signal.SIGSTOP)
         try:
-            needs_peer = not idle_pair.remote_access or idle_pair.path in ("unix", "tcp")
-            if needs_peer:
-                with raises(TIMEOUT, "2"):
-                    idle_pair.a.process.pull_cache(src.key(), "dst")
+            with raises(TIMEOUT, "2"):
+                idle_pair.a.process.pull_cache(src.key(), "dst")
         finally:
             idle_pair.b.process.signal(signal.SIGCONT)
         assert idle_pair.a.process.unlink_clusters([idle_pair.b.info()], 5000, True)[0] == SUCCESS
         idle_pair.link()
         idle_pair.a.process.pull_cache(src.key(1), "dst", 0)
-        for tensor in range(4):
-            dst.tensor(tensor)[0] = src.tensor(tensor)[1]
+        expect(dst, 0, src, 1)
+
+    @pytest.mark.mode("remote-access")
+    def test_a_pull_of_known_memory(self, idle_pair: Pair) -> None:
+        """Over shm and cma the peer has no part in it and the bytes arrive, until its silence breaks the link."""
+        src, dst = self.caches(idle_pair, sync_kv_timeout=300, budget_ms=1500)
+        idle_pair.a.process.pull_cache(src.key(1), "dst", 0)
+        expect(dst, 0, src, 1)
+        idle_pair.b.process.signal(signal.SIGSTOP)
+        try:
+            if idle_pair.path in ("shm", "cma"):
+                idle_pair.a.process.pull_cache(src.key(2), "dst", 3)
+                expect(dst, 3, src, 2)
+            else:
+                with raises(TIMEOUT, "2"):
+                    idle_pair.a.process.pull_cache(src.key(2), "dst", 3)
+            assert idle_pair.a.process.wait_for_link_down(2, 5.0)
+            with raises(NOT_YET_LINK, "no sign of life"):
+                idle_pair.a.process.pull_cache(src.key(2), "dst", 4)
+        finally:
+            idle_pair.b.process.signal(signal.SIGCONT)
+
+    @pytest.mark.mode("remote-access")
+    def test_a_push_has_its_time_for_each_layer(self, idle_pair: Pair) -> None:
+        """As one sum (docs/decisions.md): 4 layers of 200 ms."""
+        src, _ = self.caches(idle_pair, sync_kv_timeout=200)
+        idle_pair.b.process.signal(signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            with raises(TIMEOUT, "2"):
+                idle_pair.a.process.push_cache(src.key(), "dst", 0, tensor_num_per_layer=1)
+            assert 0.75 < time.monotonic() - start < 3
+        finally:
+            idle_pair.b.process.signal(signal.SIGCONT)
+
+    def test_finalize_ends_a_pull_without_a_limit(self, idle_pair: Pair) -> None:
+        src, dst = self.caches(idle_pair, budget_ms=60_000)
+        if idle_pair.path in ("unix", "tcp"):  # then it is the bytes that are waited for, where a table comes first
+            idle_pair.a.process.pull_cache(src.key(1), "dst", 0)
+            expect(dst, 0, src, 1)
+        idle_pair.b.process.signal(signal.SIGSTOP)
+        try:
+            outcome = idle_pair.a.process.finalize_during_pull(2, "dst")
+        finally:
+            idle_pair.b.process.signal(signal.SIGCONT)
+        assert outcome["status"] == NativeStatus.CLOSED
+        assert outcome["elapsed_s"] < 1, outcome
+
+
+def expect(dst: CacheRef, dst_batch: int, src: CacheRef, src_batch: int) -> None:
+    for tensor in range(4):
+        dst.tensor(tensor)[dst_batch] = src.tensor(tensor)[src_batch]
+
+
+class TestOrder:
+    """What is known in Python first has its place among the checks of the engine all the same (spec §5.4)."""
+
+    ODD = MappingProxyType({"dst_layer_range": range(1), "tensor_num_per_layer": 3})
+
+    def test_local_cache_before_its_tensors(self, pair: Pair) -> None:
+        pair.a.cache("dst")
+        pair.a.blocks("dst_blocks")
+        for name in ("dst", "dst_blocks"):
+            pair.a.process.unregister(name)
+        with raises(KV_CACHE_NOT_EXIST):
+            pair.a.process.pull_cache(CacheKeyByIdAndIndex(2, 1), "dst", **self.ODD)
+        with raises(KV_CACHE_NOT_EXIST):
+            pair.a.process.pull_blocks(pair.b.blocks_key(), "dst_blocks", [0], [0], **self.ODD)
+
+    def test_tensors_before_the_link(self, pair: Pair) -> None:
+        pair.a.cache("dst")
+        with raises(PARAM_INVALID, "tensor_num_per_layer 3 does not divide"):
+            pair.a.process.pull_cache(CacheKeyByIdAndIndex(2, 1), "dst", **self.ODD)
+        with raises(PARAM_INVALID, "beyond any cache"):
+            pair.a.process.pull_cache(CacheKeyByIdAndIndex(2, 1), "dst", dst_layer_range=range(2**64))
+
+    @pytest.mark.parametrize("layers", [range(2**64), range(2**31, 2**31 + 1), range(2**70, 2**70 + 1)])
+    def test_source_tensors_after_the_link_and_the_source(self, pair: Pair, layers: range) -> None:
+        pair.a.cache("dst")
+        with raises(NOT_YET_LINK):
+            pair.a.process.pull_cache(CacheKeyByIdAndIndex(2, 1), "dst", src_layer_range=layers)
+        pair.link()
+        with raises(KV_CACHE_NOT_EXIST):
+            pair.a.process.pull_cache(CacheKeyByIdAndIndex(2, 1), "dst", src_layer_range=layers)
+        src = pair.b.cache("src")
+        with raises(PARAM_INVALID, "beyond any cache"):
+            pair.a.process.pull_cache(src.key(), "dst", src_layer_range=layers)
 
 
 def test_after_finalize(pair: Pair) -> None:

@@ -137,6 +137,26 @@ class TestPushChecks:
         with raises(NOT_YET_LINK):
             pair.a.process.push_blocks(pair.b.blocks_key(), "src_blocks", [0], [0])
 
+    @pytest.mark.parametrize(
+        ("blocks", "kwargs"),
+        [([], {}), (None, {}), ([0], {"tensor_num_per_layer": 3}), ([0], {"src_layer_range": range(2**64)})],
+    )
+    def test_link_and_caches_before_lists_and_tensors(self, pair: Pair, blocks: list | None, kwargs: dict) -> None:
+        pair.a.blocks("src")
+        kwargs = {**kwargs, "dst_layer_range": kwargs.get("src_layer_range")}
+        push = pair.b.blocks_key(), "src", blocks, [0]
+        with raises(NOT_YET_LINK):
+            pair.a.process.push_blocks(*push, **kwargs)
+        pair.link()
+        with raises(KV_CACHE_NOT_EXIST):
+            pair.a.process.push_blocks(*push, **kwargs)
+        pair.b.blocks("dst")
+        with raises(PARAM_INVALID):
+            pair.a.process.push_blocks(*push, **kwargs)
+        pair.a.process.unregister("src")
+        with raises(KV_CACHE_NOT_EXIST):
+            pair.a.process.push_blocks(*push, **kwargs)
+
     def test_not_linked_with_itself(self, pair: Pair) -> None:
         src = pair.a.cache("src")
         with raises(NOT_YET_LINK):

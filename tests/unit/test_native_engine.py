@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -88,6 +91,44 @@ def test_an_engine_that_did_not_start(native: Native) -> None:
     with pytest.raises(native.module.NativeError, match="refused after 3 ms") as caught:
         native.engine()
     assert caught.value.native_status == native.module.NativeStatus.BIND
+
+
+def test_no_descriptor_for_the_handle(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there is no engine either."""
+    created = []
+    native.lib.answers["ldr_engine_create"] = lambda *args: created.append(args) or native._create(*args)
+
+    def no_eventfd(*args: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("os.eventfd", no_eventfd)
+    with pytest.raises(OSError, match="Too many open files"):
+        native.engine()
+    assert len(created) == native.destroyed
+
+
+def test_close_ends_calls_before_it_waits_for_them(native: Native) -> None:
+    """A transfer that only the engine's end can end."""
+    inside, ended = threading.Event(), threading.Event()
+    order = []
+
+    def transfer(*args: Any) -> int:
+        inside.set()
+        assert ended.wait(10)
+        order.append("transfer")
+        return -83
+
+    native.lib.answers["ldr_transfer"] = transfer
+    native.lib.answers["ldr_engine_shutdown"] = lambda engine: ended.set()
+    native.lib.answers["ldr_engine_destroy"] = lambda engine: order.append("destroy")
+    engine = native.engine()
+    with ThreadPoolExecutor(1) as pool:
+        pull = pool.submit(engine.transfer, native.transfer())
+        assert inside.wait(10)
+        engine.close()
+        with pytest.raises(native.module.NativeError):
+            pull.result()
+    assert order == ["transfer", "destroy"]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 
+from llm_datadist_ray.actors.attempt import new_attempt
 from llm_datadist_ray.actors.errors import RequestCancelled, RequestFailed, RequestRejected
 from llm_datadist_ray.actors.progress import ProgressLog
 from llm_datadist_ray.actors.request_table import RequestTable
 
 
 def test_cancel_before_begin_hands_the_entry_back_once() -> None:
-    table: RequestTable[str] = RequestTable()
+    table: RequestTable[str] = RequestTable("prompt 1")
     table.add("r", "entry")
     assert table.cancel("r") == "entry"
     assert table.cancel("r") is None
@@ -22,7 +23,7 @@ def test_cancel_before_begin_hands_the_entry_back_once() -> None:
 
 
 def test_cancel_after_begin_leaves_the_entry_to_who_began() -> None:
-    table: RequestTable[str] = RequestTable()
+    table: RequestTable[str] = RequestTable("prompt 1")
     table.add("r", "entry")
     assert table.begin("r") == "entry"
     table.check("r")
@@ -35,15 +36,15 @@ def test_cancel_after_begin_leaves_the_entry_to_who_began() -> None:
 
 
 def test_cancel_that_comes_first_wins() -> None:
-    table: RequestTable[str] = RequestTable()
+    table: RequestTable[str] = RequestTable("prompt 1")
     assert table.cancel("r") is None
     with pytest.raises(RequestCancelled):
         table.add("r", "entry")
 
 
 def test_an_id_is_used_once_at_a_time() -> None:
-    table: RequestTable[str] = RequestTable()
-    with pytest.raises(RequestFailed, match="never admitted here"):
+    table: RequestTable[str] = RequestTable("prompt 1")
+    with pytest.raises(RequestFailed, match=r"request r: prompt 1 never admitted it, .* send it again"):
         table.begin("r")
     table.add("r", "entry")
     with pytest.raises(RequestRejected, match="in use by another request"):
@@ -51,14 +52,25 @@ def test_an_id_is_used_once_at_a_time() -> None:
     table.begin("r")
     with pytest.raises(RequestRejected, match="in use by another request"):
         table.add("r", "while it runs")
-    with pytest.raises(RequestFailed, match="has begun already"):
+    with pytest.raises(RequestFailed, match="has begun it already"):
         table.begin("r")
     table.end("r")
     table.add("r", "entry")
 
 
+def test_two_attempts_of_one_request_are_told_apart_and_texts_name_the_request() -> None:
+    table: RequestTable[str] = RequestTable("prompt 1")
+    first, second = new_attempt("r"), new_attempt("r")
+    table.add(first, "first")
+    table.cancel(first)
+    table.add(second, "second")
+    assert table.begin(second) == "second"
+    with pytest.raises(RequestCancelled, match=r"^request r was cancelled$"):
+        table.check(first)
+
+
 def test_the_memory_of_cancelled_ids_is_bounded() -> None:
-    table: RequestTable[str] = RequestTable()
+    table: RequestTable[str] = RequestTable("prompt 1")
     for number in range(5000):
         table.cancel(f"r{number}")
     table.add("r0", "long forgotten")

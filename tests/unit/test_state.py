@@ -77,7 +77,7 @@ class Cluster(RuleBasedStateMachine):
             with pytest.raises(MembershipError, match="needs an id of its own"):
                 self.state.register(record(member, self.roles[member], incarnation=7))
 
-    @rule(member=members, reason=st.sampled_from(["it left", "its actor has died"]))
+    @rule(member=members, reason=st.sampled_from(["its actor was stopped", "its actor has died"]))
     def remove(self, member: int, reason: str) -> None:
         assert self.state.remove(member, reason) == (member not in self.dead)
         self.live.discard(member)
@@ -156,7 +156,7 @@ def test_errors_say_why(pair: tuple[ClusterState, int, int]) -> None:
     with pytest.raises(MembershipError, match=r"cluster 99 .* was never given out"):
         state.register(record(99, LLMRole.PROMPT))
     with pytest.raises(MembershipError, match=r"cluster 99 .* was never given out"):
-        state.remove(99, "it left")
+        state.remove(99, "its actor has died")
     fresh = state.join(request("fresh")).cluster_id
     with pytest.raises(MembershipError, match="did not register yet"):
         state.member(fresh)
@@ -183,3 +183,12 @@ def test_repeating_calls_moves_no_epoch(pair: tuple[ClusterState, int, int]) -> 
     state.register(record(prompt, LLMRole.PROMPT))
     assert state.record_link(decoder, 1000 + decoder, report)
     assert state.topology() == before
+
+
+def test_a_successor_goes_on_with_epoch_and_ids(pair: tuple[ClusterState, int, int]) -> None:
+    state, decoder, prompt = pair
+    successor = ClusterState(epoch=state.epoch + 1, next_cluster_id=state.next_cluster_id)
+    assert successor.topology().members == ()
+    reply = successor.join(request("new"))
+    assert reply.cluster_id > max(decoder, prompt)
+    assert reply.epoch > state.epoch

@@ -145,6 +145,7 @@ def test_7_kv_cache_dropped_without_deallocating(how: str) -> None:
     assert manager.freed == []
 
 
+@pytest.mark.logs("could not be deallocated")
 def test_7_kv_cache_failing_finaliser_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     cache = KvCache(3, _desc(), [[16]], _Manager(error=LLMException("gone", status_code=LLMStatusCode.LLM_FAILED)))
     with caplog.at_level(logging.WARNING):

@@ -51,35 +51,54 @@ class BatchRun : public std::enable_shared_from_this<BatchRun> {
 
   void run_here() {
     for (size_t i = 0; i < batches_.size() && !failed_; ++i) run_one(batches_[i]);
-    done_(failure_);
+    done_(std::move(failure_));
   }
 
+  // bad_alloc: nothing has begun. One worker only; it fetches the others, which may be missing then.
   void run_on_pool() {
-    CopyPool &pool = job_->link->engine().pool;
-    uint32_t num_workers = uint32_t(std::min<size_t>(pool.num_threads(), batches_.size()));
-    workers_ = num_workers;
-    for (uint32_t i = 0; i < num_workers; ++i) pool.submit([self = shared_from_this()] { self->work(); });
+    pool().submit([self = shared_from_this()] { self->begin(); });
   }
 
  private:
-  // One batch per turn: a large job does not keep the threads from other links and from what peers ask of us.
-  void work() {
-    size_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (i < batches_.size() && !failed_) {
-      run_one(batches_[i]);
-      return job_->link->engine().pool.submit([self = shared_from_this()] { self->work(); });
+  CopyPool &pool() const { return job_->link->engine().pool; }
+  bool try_submit() {
+    try {
+      pool().submit([self = shared_from_this()] { self->work(); });
+      return true;
+    } catch (const std::bad_alloc &) {
+      return false;
     }
-    if (workers_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(failure_);
   }
 
-  void run_one(const Batch &batch) {
+  void begin() {
+    const size_t num_workers = std::min<size_t>(pool().num_threads(), batches_.size());
+    for (size_t i = 1; i < num_workers; ++i) {
+      ++workers_;
+      if (!try_submit()) --workers_;
+    }
+    work();
+  }
+
+  void work() {
+    size_t i;
+    while ((i = next_.fetch_add(1, std::memory_order_relaxed)) < batches_.size() && !failed_) {
+      run_one(batches_[i]);
+      // One batch per turn: a large job does not keep the threads from other links and from what peers ask of us.
+      if (try_submit()) return;
+    }
+    if (workers_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(std::move(failure_));
+  }
+
+  void run_one(const Batch &batch) noexcept {
     Status status;
-    {
+    try {
       auto guard = job_->link->engine().caches.read_guard();
       status = job_->check();
       if (status.ok()) status = copy_(*job_, batch.first, batch.last);
       // What the kernel or memcpy gave is worth nothing if the source changed or died meanwhile; that is also the better explanation of a fault.
       if (Status after = job_->check(); !after.ok()) status = std::move(after);
+    } catch (const std::bad_alloc &) {
+      status = out_of_memory();
     }
     if (status.ok()) {
       job_->op->bytes_done.fetch_add(batch.size_bytes, std::memory_order_relaxed);
@@ -95,19 +114,13 @@ class BatchRun : public std::enable_shared_from_this<BatchRun> {
   const BatchCopy copy_;
   const std::function<void(Status)> done_;
   std::atomic<size_t> next_{0};
-  std::atomic<uint32_t> workers_{0};
+  std::atomic<uint32_t> workers_{1};
   std::atomic<bool> failed_{false};
   std::mutex mutex_;
   Status failure_;  // written under mutex_, read when no worker is left
 };
 
 }  // namespace
-
-uint64_t CopyJob::size_bytes() const {
-  uint64_t sum = 0;
-  for (const Piece &piece : pieces) sum += piece.size_bytes;
-  return sum;
-}
 
 Status CopyJob::check() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // between the bytes and the words
@@ -129,10 +142,9 @@ Status CopyJob::check() const {
   return Status::success();
 }
 
-void run_batches(std::shared_ptr<CopyJob> job, bool may_run_inline, uint64_t max_batch_bytes, uint32_t max_batch_pieces, BatchCopy copy,
-                 std::function<void(Status)> done) {
-  uint64_t total = job->size_bytes();
-  bool run_inline = may_run_inline && total <= kInlineBytes;
+void run_batches(std::shared_ptr<CopyJob> job, uint64_t max_batch_bytes, uint32_t max_batch_pieces, BatchCopy copy, std::function<void(Status)> done) {
+  const uint64_t total = sum_bytes(job->pieces);
+  const bool run_inline = total <= kInlineBytes;
   // A few batches for each thread, so that they end together.
   uint64_t share = total / (uint64_t(job->link->engine().pool.num_threads()) * 4);
   uint64_t batch_bytes = run_inline ? max_batch_bytes : std::clamp(share, std::min(kMinBatchBytes, max_batch_bytes), max_batch_bytes);

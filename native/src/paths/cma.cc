@@ -13,21 +13,33 @@ namespace {
 constexpr uint64_t kBatchBytes = 4u << 20;
 constexpr uint32_t kBatchPieces = 1024;  // IOV_MAX
 
-// The kernel does not say on which side the fault was.
-bool is_local_fault(const Piece &piece) {
-  for (uint64_t at : {piece.local_address, piece.local_address + piece.size_bytes - 1}) {
-    uint8_t byte;
-    iovec to{&byte, 1}, from{reinterpret_cast<void *>(at), 1};
-    if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) return true;
+// One byte of each page.
+bool is_readable(pid_t pid, uint64_t address, uint64_t size_bytes) {
+  const uint64_t page_bytes = uint64_t(sysconf(_SC_PAGESIZE)), end = address + size_bytes;
+  while (address < end) {
+    uint8_t bytes[kBatchPieces];
+    iovec from[kBatchPieces];
+    size_t n = 0;
+    for (; n < kBatchPieces && address < end; ++n, address = (address / page_bytes + 1) * page_bytes) from[n] = {reinterpret_cast<void *>(address), 1};
+    iovec to{bytes, n};
+    if (process_vm_readv(pid, &to, 1, from, n, 0) != ssize_t(n)) return false;
   }
-  return false;
+  return true;
+}
+
+uint64_t remote_address(const CopyJob &job, const Piece &piece) { return job.remote->addresses[piece.remote_tensor] + piece.remote_offset; }
+
+// The kernel does not say on which side the fault was: the target has it when the source can be read.
+bool is_local_fault(const CopyJob &job, const Piece &piece) {
+  if (job.direction == LDR_PUSH) return !is_readable(getpid(), piece.local_address, piece.size_bytes);
+  return is_readable(job.link->facts().peer_pid, remote_address(job, piece), piece.size_bytes);
 }
 
 Status fault(const CopyJob &job, size_t first, size_t last, uint64_t moved) {
   size_t i = first;
   while (i + 1 < last && moved >= job.pieces[i].size_bytes) moved -= job.pieces[i++].size_bytes;
   const Piece &piece = job.pieces[i];
-  if (is_local_fault(piece)) {
+  if (is_local_fault(job, piece)) {
     return fail(LDR_ERR_INVALID, "local memory at 0x%llx (%llu bytes of cache %lld) is not accessible", (unsigned long long)piece.local_address,
                 (unsigned long long)piece.size_bytes, (long long)job.local->id);
   }
@@ -42,7 +54,7 @@ Status copy(const CopyJob &job, size_t first, size_t last) {
   for (size_t i = first; i < last; ++i, ++n) {
     const Piece &piece = job.pieces[i];
     local[n] = {reinterpret_cast<void *>(piece.local_address), piece.size_bytes};
-    remote[n] = {reinterpret_cast<void *>(job.remote->addresses[piece.remote_tensor] + piece.remote_offset), piece.size_bytes};
+    remote[n] = {reinterpret_cast<void *>(remote_address(job, piece)), piece.size_bytes};
     total += piece.size_bytes;
   }
   auto move = job.direction == LDR_PULL ? process_vm_readv : process_vm_writev;
@@ -56,8 +68,8 @@ Status copy(const CopyJob &job, size_t first, size_t last) {
 
 class CmaPath : public Path {
  public:
-  void run(std::shared_ptr<CopyJob> job, bool may_run_inline, std::function<void(Status)> done) override {
-    run_batches(std::move(job), may_run_inline, kBatchBytes, kBatchPieces, copy, std::move(done));
+  void run(std::shared_ptr<CopyJob> job, std::function<void(Status)> done) override {
+    run_batches(std::move(job), kBatchBytes, kBatchPieces, copy, std::move(done));
   }
 };
 

@@ -25,7 +25,6 @@ struct CopyJob {
   uint32_t grant_slot = 0;
   uint64_t grant_version = 0;
 
-  uint64_t size_bytes() const;
   // Version words unchanged, peer alive, link still the same, local cache still registered, operation not stopped: asked before and after every batch.
   // NO_CACHE, STALE, LINK_BROKEN or the stop's own code. Local memory is touched only between a check() that passed and its end, under CacheTable::read_guard.
   Status check() const;
@@ -37,8 +36,9 @@ constexpr uint64_t kInlineBytes = 1u << 20;
 class Path {
  public:
   virtual ~Path() = default;
-  // Calls done exactly once, from any thread, when no byte of the job can move any more. may_run_inline: on the calling thread when the job is small.
-  virtual void run(std::shared_ptr<CopyJob> job, bool may_run_inline, std::function<void(Status)> done) = 0;
+  // Calls done exactly once, from any thread, when no byte of the job can move any more; a small job runs on the calling thread. bad_alloc: nothing moves and
+  // done is not called.
+  virtual void run(std::shared_ptr<CopyJob> job, std::function<void(Status)> done) = 0;
 };
 
 Path &shm_path();
@@ -48,7 +48,6 @@ Path &stream_path();  // unix and tcp
 // Shared by shm and cma: splits by bytes over the copy threads, batches of at most max_batch_bytes with job.check() around each.
 // copy moves pieces [first, last) and returns a short description on failure.
 using BatchCopy = std::function<Status(const CopyJob &job, size_t first, size_t last)>;
-void run_batches(std::shared_ptr<CopyJob> job, bool may_run_inline, uint64_t max_batch_bytes, uint32_t max_batch_pieces, BatchCopy copy,
-                 std::function<void(Status)> done);
+void run_batches(std::shared_ptr<CopyJob> job, uint64_t max_batch_bytes, uint32_t max_batch_pieces, BatchCopy copy, std::function<void(Status)> done);
 
 }  // namespace ldr

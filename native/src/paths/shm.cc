@@ -12,14 +12,14 @@ constexpr uint32_t kBatchPieces = 65536;
 
 class ShmPath : public Path {
  public:
-  void run(std::shared_ptr<CopyJob> job, bool may_run_inline, std::function<void(Status)> done) override {
+  void run(std::shared_ptr<CopyJob> job, std::function<void(Status)> done) override {
     const Cache &remote = *job->remote;
     std::vector<uint8_t *> bases(remote.num_tensors(), nullptr);
     for (const Piece &piece : job->pieces) {
       uint8_t *&base = bases[piece.remote_tensor];
       if (base) continue;
       uint32_t i = piece.remote_tensor;
-      base = job->link->mappings.address(remote.mapping_ids[i], remote.mapping_offsets[i], remote.tensor_bytes);
+      base = job->link->mappings.address(remote, i);
       if (!base) return done(fail(LDR_ERR_LINK_BROKEN, "tensor %u of the remote cache %lld is not mapped here any more", i, (long long)remote.id));
     }
     auto copy = [bases = std::move(bases)](const CopyJob &job, size_t first, size_t last) {
@@ -35,7 +35,7 @@ class ShmPath : public Path {
       }
       return Status::success();
     };
-    run_batches(std::move(job), may_run_inline, kBatchBytes, kBatchPieces, std::move(copy), std::move(done));
+    run_batches(std::move(job), kBatchBytes, kBatchPieces, std::move(copy), std::move(done));
   }
 };
 

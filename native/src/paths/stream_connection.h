@@ -17,6 +17,9 @@
 
 namespace ldr {
 
+constexpr uint32_t kWindow = 4;      // chunks of one job that are asked for and not yet answered
+constexpr uint32_t kMaxChunks = 32;  // of all jobs, with those that were stopped and whose answers are still owed; a peer bears twice as many
+
 // A chunk that we asked the peer for.
 struct StreamChunk {
   std::shared_ptr<StreamJob> job;  // nullptr: abandoned, its bytes are dropped
@@ -38,10 +41,16 @@ struct OutgoingFrame {
   bool has_status = false;  // head is the trailer now
 
   bool started() const { return head_sent > 0 || has_status; }
+  bool is_request() const { return type == FrameType::kRead || type == FrameType::kWrite; }
 };
 
-// What one step caused and what must be done without the mutex.
+// What one step caused and what must be done without the mutex: make it before the mutex is taken, so that an exception settles too.
 struct StepResult {
+  ~StepResult() { settle(); }
+  void settle() noexcept {
+    for (auto &entry : settled) entry.job->settle(entry.status, entry.bytes);
+    settled.clear();
+  }
   bool moved = false;
   Status broken;  // the connection cannot go on
   struct Settled {
@@ -55,11 +64,15 @@ struct StepResult {
 struct StreamConnection::Impl {
   Impl(Engine &engine_in, Fd socket_in, uint32_t path_in) : engine(engine_in), path(path_in), socket(std::move(socket_in)) {}
 
-  // Takes chunks of the job, as many as the window allows, and sees to it that somebody moves them.
-  void attach(const std::shared_ptr<StreamJob> &job, bool may_run_inline);
-  void drive(bool is_caller);       // as the driver: a copy thread, or the caller of attach()
-  void on_ready();                  // the loop thread
-  void finish(StepResult &result);  // without the mutex
+  // Takes chunks of the job, as many as the window allows, and sees to it that somebody moves them: this thread, or a copy thread.
+  void attach(const std::shared_ptr<StreamJob> &job, bool drive_here);
+  void drive(bool is_caller);  // as the driver: a copy thread, or the caller of attach()
+  void drive_on(bool is_caller);
+  void hand_over();            // the driver's part, to a copy thread
+  void on_ready();             // the loop thread
+  void leave_without_memory();
+  void break_off(const Status &why);
+  void await_answer(std::weak_ptr<StreamJob> job, uint64_t moved_before, int64_t give_up_ns);
 
   Engine &engine;
   const uint32_t path;
@@ -74,6 +87,8 @@ struct StreamConnection::Impl {
   Status why_closed;
 
   std::unordered_map<uint64_t, StreamChunk> chunks;
+  std::deque<std::shared_ptr<StreamJob>> parked;  // each held, until there is room for its chunks
+  uint64_t num_moved = 0;                         // system calls that moved something
   uint64_t next_chunk_id = 1;
   std::deque<OutgoingFrame> outgoing;
   uint32_t num_answers_queued = 0;
@@ -96,7 +111,10 @@ struct StreamConnection::Impl {
   void on_send_fault(OutgoingFrame &frame, StepResult &result);
   bool local_is_gone(StreamChunk &chunk);  // under the guard; notes the failure
   bool next_part(OutgoingFrame &frame);
-  void queue_chunks(const std::shared_ptr<StreamJob> &job, uint32_t count);
+  void queue_chunks(const std::shared_ptr<StreamJob> &job, uint32_t count, StepResult &result);
+  bool has_room() const { return chunks.size() + kWindow <= kMaxChunks; }
+  void admit_parked(StepResult &result);
+  bool is_unsent(uint64_t chunk_id) const;  // a request of ours that the peer cannot have seen to its end
   void queue_answer(FrameType type, uint64_t chunk_id, ldr_status_t status, const ChunkRequest *served, Scatter body);
 
   // stream_receive.cc
@@ -112,6 +130,10 @@ struct StreamConnection::Impl {
   Status malformed(const char *what) const;
 
   void settle(StreamChunk &chunk, const Status &status, StepResult &result);
+  void note_moved(StepResult &result) {
+    result.moved = true;
+    ++num_moved;
+  }
   bool expects_more() const { return !chunks.empty() || !outgoing.empty() || stage != Stage::kHeader || got > 0; }
   void arm();
   void close_socket();

@@ -13,14 +13,13 @@ constexpr uint64_t kMinShareBytes = 256u << 10;
 
 class StreamPath : public Path {
  public:
-  void run(std::shared_ptr<CopyJob> job, bool may_run_inline, std::function<void(Status)> done) override {
+  void run(std::shared_ptr<CopyJob> job, std::function<void(Status)> done) override {
     const auto &connections = job->link->data();
     if (connections.empty()) {
       done(fail(LDR_ERR_NO_PATH, "%s has no data connections", job->link->name().c_str()));
       return;
     }
-    uint64_t total_bytes = 0;
-    for (const Piece &piece : job->pieces) total_bytes += piece.size_bytes;
+    const uint64_t total_bytes = sum_bytes(job->pieces);
     const uint64_t shares = std::min<uint64_t>(connections.size(), total_bytes / kMinShareBytes + 1);
     const uint64_t chunk_bytes = std::clamp(total_bytes / (shares * 2) + 1, kMinShareBytes, kMaxChunkBytes);
     const bool is_small = shares == 1 && total_bytes <= kMaxChunkBytes;
@@ -28,10 +27,13 @@ class StreamPath : public Path {
     LinkPtr link = job->link;
     auto stream_job = std::make_shared<StreamJob>(std::move(job), chunk_bytes, std::move(done));
     stream_job->hold();
-    for (uint64_t i = 0; i < shares; ++i) {
-      connections[(first + i) % connections.size()]->impl().attach(stream_job, may_run_inline && is_small);
+    Status started;
+    try {
+      for (uint64_t i = 0; i < shares; ++i) connections[(first + i) % connections.size()]->impl().attach(stream_job, is_small);
+    } catch (const std::bad_alloc &) {
+      started = out_of_memory();  // what is under way ends first
     }
-    stream_job->settle(Status::success(), 0);
+    stream_job->settle(started, 0);
   }
 };
 
@@ -74,20 +76,28 @@ void StreamJob::hold() {
   ++outstanding_;
 }
 
-void StreamJob::settle(const Status &status, uint64_t bytes_moved) {
+void StreamJob::settle(const Status &status, uint64_t bytes_moved) noexcept {
   copy_->op->bytes_done.fetch_add(bytes_moved, std::memory_order_relaxed);
   Status result;
   std::function<void(Status)> done;
   {
     std::lock_guard lock(mutex_);
-    if (failure_.ok() && !status.ok()) failure_ = status;
+    try {
+      if (failure_.ok() && !status.ok()) failure_ = status;
+    } catch (const std::bad_alloc &) {
+      failure_ = out_of_memory();
+    }
     if (--outstanding_ > 0) return;
-    // A connection claims its next chunk before it settles one, so nobody goes on from here.
-    const bool is_complete = next_piece_ == copy_->pieces.size();
-    result = failure_.ok() && !is_complete ? copy_->op->stop_status() : failure_;
+    // A connection claims its next chunk before it settles one, so nobody goes on from here. What follows from a stop is not the reason.
+    const bool is_complete = failure_.ok() && next_piece_ == copy_->pieces.size();
+    try {
+      result = !is_complete && copy_->op->stopped() ? copy_->op->stop_status() : failure_;
+    } catch (const std::bad_alloc &) {
+      result = out_of_memory();
+    }
     done = std::move(done_);
   }
-  done(result);
+  done(std::move(result));
 }
 
 Path &stream_path() {

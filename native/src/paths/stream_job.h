@@ -21,7 +21,7 @@ class StreamJob {
   bool claim(ChunkRequest *request_p, Scatter *local_p);
   void hold();
   // The first failure wins. Runs done when it is the last one: call it without locks.
-  void settle(const Status &status, uint64_t bytes_moved);
+  void settle(const Status &status, uint64_t bytes_moved) noexcept;
 
  private:
   const std::shared_ptr<CopyJob> copy_;

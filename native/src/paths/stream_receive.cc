@@ -49,7 +49,7 @@ bool StreamConnection::Impl::receive_into(void *target, size_t size, StepResult 
       result.broken = fail_errno(LDR_ERR_LINK_BROKEN, "%s: receiving on a %s data connection", peer_name().c_str(), path_name(path));
     }
     if (count <= 0) return false;
-    result.moved = true;
+    note_moved(result);
     got += size_t(count);
   }
   return got == size;
@@ -65,10 +65,12 @@ Status StreamConnection::Impl::on_header() {
       break;
     case FrameType::kWriteDone:
       if (header.payload_bytes != sizeof(int32_t)) return malformed("a status has 4 bytes");
+      if (is_unsent(header.call_id)) return malformed("answered before it was asked for");
       break;
     case FrameType::kReadData: {
       auto it = chunks.find(header.call_id);
       if (it == chunks.end() || it->second.is_write) return malformed("no such chunk was asked for");
+      if (is_unsent(header.call_id)) return malformed("answered before it was asked for");  // it could be taken back while the answer comes in
       if (header.payload_bytes != 0 && header.payload_bytes != it->second.size_bytes) return malformed("not the size that was asked for");
       incoming = Scatter();
       if (header.payload_bytes > 0) {
@@ -139,7 +141,7 @@ void StreamConnection::Impl::receive_body(StepResult &result) {
     } while (count < 0 && errno == EINTR);
   }
   if (count > 0) {
-    result.moved = true;
+    note_moved(result);
     uint64_t of_body = uint64_t(count) < incoming.left() ? uint64_t(count) : incoming.left();
     incoming.consume(of_body);
     got = size_t(uint64_t(count) - of_body);
@@ -173,10 +175,7 @@ Status StreamConnection::Impl::on_chunk_end(ldr_status_t status, StepResult &res
   if (it == chunks.end() || it->second.is_write != is_write) return malformed("no such chunk was asked for");
   if (!is_chunk_status(status)) return malformed("unknown status");
   if (!is_write && status == LDR_OK && header.payload_bytes == 0) return malformed("success without bytes");
-  for (const OutgoingFrame &frame : outgoing) {
-    const bool is_request = frame.type == FrameType::kRead || frame.type == FrameType::kWrite;
-    if (is_request && frame.chunk_id == header.call_id) return malformed("answered before it was asked for");
-  }
+  result.settled.reserve(result.settled.size() + 2);  // from here on nothing may be lost
   StreamChunk chunk = std::move(it->second);
   chunks.erase(it);
   next_frame();
@@ -187,9 +186,10 @@ Status StreamConnection::Impl::on_chunk_end(ldr_status_t status, StepResult &res
       outcome = fail(status, "%s refused %llu bytes on %s: %s", peer_name().c_str(), (unsigned long long)chunk.size_bytes, path_name(path),
                      refusal_text(status));
     }
-    if (outcome.ok()) queue_chunks(job, 1);  // before this one is settled, so that the job is not over in between
+    if (outcome.ok()) queue_chunks(job, 1, result);  // before this one is settled, so that the job is not over in between
     settle(chunk, outcome, result);
   }
+  admit_parked(result);
   return Status::success();
 }
 

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "../engine.h"
+#include "../socket.h"
 #include "stream_connection.h"
 
 namespace ldr {
@@ -14,34 +16,49 @@ constexpr uint64_t kMaxSendBytes = 512u << 10;  // bounds how long the mutex and
 constexpr unsigned kMaxParts = 1024;            // IOV_MAX
 uint8_t zeros[64 << 10];                        // only ever read
 
-std::vector<uint8_t> make_head(FrameType type, uint64_t chunk_id, uint32_t payload_bytes, const Writer &payload) {
-  FrameHeader header{payload_bytes, uint16_t(type), 0, chunk_id};
-  std::vector<uint8_t> head(sizeof(header) + payload.bytes().size());
-  memcpy(head.data(), &header, sizeof(header));
-  std::copy(payload.bytes().begin(), payload.bytes().end(), head.begin() + sizeof(header));
-  return head;
-}
-
 }  // namespace
 
-void StreamConnection::Impl::queue_chunks(const std::shared_ptr<StreamJob> &job, uint32_t count) {
+void StreamConnection::Impl::queue_chunks(const std::shared_ptr<StreamJob> &job, uint32_t count, StepResult &result) {
   while (count-- > 0) {
+    result.settled.reserve(result.settled.size() + 1);
     ChunkRequest request;
     StreamChunk chunk;
-    if (!job->claim(&request, &chunk.local)) return;
-    Writer payload;
-    encode_request(request, payload);
     OutgoingFrame frame{};
-    frame.type = job->is_write() ? FrameType::kWrite : FrameType::kRead;
     frame.chunk_id = next_chunk_id++;
-    frame.head = make_head(frame.type, frame.chunk_id, uint32_t(payload.bytes().size()), payload);
-    chunk.job = job;
-    chunk.size_bytes = request.size_bytes;
-    chunk.is_write = job->is_write();
-    if (chunk.is_write) frame.body = std::move(chunk.local);
-    chunks.emplace(frame.chunk_id, std::move(chunk));
-    outgoing.push_back(std::move(frame));
+    bool is_claimed = false;
+    try {
+      if (!(is_claimed = job->claim(&request, &chunk.local))) return;
+      Writer payload;
+      encode_request(request, payload);
+      frame.type = job->is_write() ? FrameType::kWrite : FrameType::kRead;
+      frame.head = encode_frame(frame.type, frame.chunk_id, payload);
+      chunk.job = job;
+      chunk.size_bytes = request.size_bytes;
+      chunk.is_write = job->is_write();
+      if (chunk.is_write) frame.body = std::move(chunk.local);
+      chunks.emplace(frame.chunk_id, std::move(chunk));
+      outgoing.push_back(std::move(frame));
+    } catch (const std::bad_alloc &) {
+      chunks.erase(frame.chunk_id);
+      if (!is_claimed) job->hold();
+      result.settled.push_back({job, out_of_memory(), 0});
+      return;
+    }
   }
+}
+
+void StreamConnection::Impl::admit_parked(StepResult &result) {
+  while (!parked.empty() && has_room()) {
+    result.settled.reserve(result.settled.size() + 2);
+    const std::shared_ptr<StreamJob> job = parked.front();
+    queue_chunks(job, kWindow, result);
+    result.settled.push_back({job, Status::success(), 0});
+    parked.pop_front();
+  }
+}
+
+bool StreamConnection::Impl::is_unsent(uint64_t chunk_id) const {
+  return std::any_of(outgoing.begin(), outgoing.end(), [&](const OutgoingFrame &frame) { return frame.is_request() && frame.chunk_id == chunk_id; });
 }
 
 void StreamConnection::Impl::queue_answer(FrameType type, uint64_t chunk_id, ldr_status_t status, const ChunkRequest *served, Scatter body) {
@@ -51,8 +68,12 @@ void StreamConnection::Impl::queue_answer(FrameType type, uint64_t chunk_id, ldr
   frame.status = status;
   Writer payload;
   if (type == FrameType::kWriteDone) payload.u32(uint32_t(status));
-  frame.head = make_head(type, chunk_id, served ? uint32_t(body.left()) : uint32_t(payload.bytes().size()), payload);
-  if (served) frame.served = *served;
+  frame.head = encode_frame(type, chunk_id, payload);
+  if (served) {
+    const uint32_t body_bytes = uint32_t(body.left());
+    memcpy(&frame.head[offsetof(FrameHeader, payload_bytes)], &body_bytes, sizeof(body_bytes));
+    frame.served = *served;
+  }
   frame.body = std::move(body);
   outgoing.push_back(std::move(frame));
   ++num_answers_queued;
@@ -146,7 +167,7 @@ void StreamConnection::Impl::send_step(StepResult &result) {
     result.broken = fail_errno(LDR_ERR_LINK_BROKEN, "%s: sending on a %s data connection", peer_name().c_str(), path_name(path));
     return;
   }
-  result.moved = true;
+  note_moved(result);
   size_t of_head = std::min<size_t>(size_t(sent), frame.head.size() - frame.head_sent);
   frame.head_sent += of_head;
   frame.body.consume(uint64_t(sent) - of_head);
