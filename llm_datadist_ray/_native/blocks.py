@@ -25,7 +25,8 @@ def fill_block_list(target: CData, name: str, blocks: BlockList) -> Any:
     if isinstance(blocks, (list, tuple)):
         try:
             # Unsigned, so that a negative block is refused here; beyond 63 bits the native range check does it.
-            buffer: Any = array("Q", blocks)
+            # From a list, for which array has a quick way.
+            buffer: Any = array("Q", blocks if isinstance(blocks, list) else list(blocks))
         except OverflowError as error:
             raise TypeError(f"{name} holds a block number below 0 or of more than 64 bits") from error
         except TypeError as error:

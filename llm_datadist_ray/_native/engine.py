@@ -145,7 +145,7 @@ class NativeEngine:
         """Connects to a listening engine; the link is then usable by both ends. Any number at once.
 
         Filed under the id that the peer reports. NativeError: ALREADY_LINKED for a usable link, LINK_FAILED, TIMEOUT,
-        MODE_MISMATCH, AUTH, VERSION, LAYOUT.
+        HANDSHAKE, MODE_MISMATCH, AUTH, VERSION, LAYOUT.
         """
         c_ip = ffi.new("char[]", ip.encode())
         params = ffi.new("ldr_link_params_t *")

@@ -80,6 +80,8 @@ class EngineHandle:
                 self._changed.wait_for(lambda: self._is_destroyed)
                 return
             os.eventfd_write(self.wake_fd, 1)
+        # Who is inside may wait for a peer that never answers: shutting down is what ends that.
+        lib.ldr_engine_shutdown(self._pointer)
         with self._changed:
             self._changed.wait_for(lambda: self._num_users == 0)
         lib.ldr_engine_destroy(self._pointer)

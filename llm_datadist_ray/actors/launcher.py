@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from llm_datadist_ray import __version__
 from llm_datadist_ray.actors.cluster_config import ClusterConfig, RoleConfig
@@ -106,6 +106,8 @@ class Launcher:
             raise self._failed(f"somebody else is launching it right now: {error}") from error
         try:
             ray.get(self.coordinator.status.remote(), timeout=self._time_left_s())
+        except GetTimeoutError as error:
+            raise self._out_of_time([_last_word("the coordinator", [])]) from error
         except RayError as error:
             raise self._failed(f"its coordinator did not start: {_reason(error)}") from error
 
@@ -118,7 +120,7 @@ class Launcher:
             return {}
         try:
             status: CoordinatorStatus = ray.get(existing.status.remote(), timeout=_ANSWER_TIMEOUT_S)
-        except RayActorError:
+        except ActorDiedError:
             return {}
         except RayError as error:
             reason = "its name is taken, and the coordinator that has it does not answer"
@@ -151,9 +153,7 @@ class Launcher:
         while starts or news:
             ready, _ = ray.wait([*starts, *news], num_returns=1, timeout=self._time_left_s())
             if not ready:
-                pending = ", ".join(_last_word(name, heard[name]) for name in starts.values())
-                limit = f"launch_timeout_s ({self.config.launch_timeout_s}) is over"
-                raise self._failed(f"{limit}; still pending: {pending or 'the last words of the members'}")
+                raise self._out_of_time([_last_word(name, heard[name]) for name in starts.values() or news.values()])
             (ref,) = ready
             if ref in starts:
                 self._check_started(starts.pop(ref), ref)
@@ -178,6 +178,10 @@ class Launcher:
     def _time_left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
+    def _out_of_time(self, pending: list[str]) -> LaunchError:
+        limit = f"launch_timeout_s ({self.config.launch_timeout_s}) is over"
+        return self._failed(f"{limit}; still pending: {', '.join(pending)}")
+
     def _failed(self, reason: str) -> LaunchError:
         elapsed_s = time.monotonic() - self._started_at
         return LaunchError(f"cluster {self.config.name} could not be launched after {elapsed_s:.1f} s: {reason}")
@@ -201,6 +205,6 @@ def _reason(error: RayError) -> str:
         return f"{type(error.cause).__name__}: {error.cause}"
     if isinstance(error, GetTimeoutError):
         return "it did not answer in time"
-    if isinstance(error, RayActorError):
+    if isinstance(error, ActorDiedError):
         return f"its process has died: {error}"
     return f"{type(error).__name__}: {error}"

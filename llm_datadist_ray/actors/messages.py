@@ -1,12 +1,13 @@
 """The records that actors exchange. Small, frozen, picklable; no handles, no arrays. The contract of this layer.
 
-Life of a request, who calls whom::
+Life of a request, who calls whom. ``id`` is the *attempt* id: one for each try, so that a retry never meets what is
+left of an earlier one; texts carry the client's request id::
 
     router -> P.admit(request)            -> Admission      tokenises, checks that the prompt can fit
-    router -> D.reserve(request_id, ...)  -> Reservation    sink blocks first: no blocks, no prefill
-    router -> P.prefill(request_id)       -> Prefilled      compute, mint a grant
-    router -> D.decode(request_id, ...)   -> stream of TokenPiece, last a RequestReport
-    router -> P.cancel / D.cancel(request_id)                any phase, idempotent: frees what that side holds
+    router -> D.reserve(id, ...)          -> Reservation    sink blocks first: no blocks, no prefill
+    router -> P.prefill(id)               -> Prefilled      compute, mint a grant
+    router -> D.decode(id, handoff, ...)  -> stream of TokenPiece, last a RequestReport
+    router -> P.cancel / D.cancel(id)                       any phase, idempotent: frees what that side holds
 
 The coordinator is asked once for the topology and again when its epoch moves, never per request.
 """

@@ -28,5 +28,3 @@ class Handoff:
     """The token that prefill produced; decode continues from it."""
     layout_digest: int
     num_blocks: int
-    trace_parent: str = ""
-    """W3C trace context, or empty."""

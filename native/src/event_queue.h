@@ -1,5 +1,5 @@
-// What ldr_poll hands out. Nothing is ever dropped or coalesced: one event per operation, one LINK_UP and one LINK_DOWN per link, one end per grant. So what an application
-// does not take piles up, as fast as its operations end and its peers come and go.
+// What ldr_poll hands out. Nothing is ever dropped or coalesced: one event per operation, one LINK_UP and one LINK_DOWN per link, one end per grant.
+// So what an application does not take piles up, as fast as its operations end and its peers come and go.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,8 @@
 
 namespace ldr {
 
-// Held for moments only, around the birth and the end of a private descriptor and for what a forked child must find whole; fork() takes it, so that it never falls in between.
+// Held for moments only, around the birth and the end of a private descriptor and for what a forked child must find whole;
+// fork() takes it, so that it never falls in between.
 std::mutex &fork_mutex();
 // Under the mutex.
 void close_in_child(int fd);

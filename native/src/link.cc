@@ -148,7 +148,8 @@ bool Link::Impl::go_down(const LinkPtr &self, const Status &reason, bool unlinke
     std::lock_guard lock(mutex);
     if (!ready) return false;
     why = reason;
-    // Under the mutex, for which it waits: whoever finds the link down and starts another one to the same peer comes to the loop after it (grants end by incarnation).
+    // Under the mutex, for which it waits: whoever finds the link down and starts another one to the same peer comes to the loop after it
+    // (grants end by incarnation).
     engine.loop.post([self] { self->impl_->tear_down(self); });
     ready.store(false, std::memory_order_release);
     if (!unlinked) ::shutdown(control.get(), SHUT_RDWR);

@@ -51,15 +51,16 @@ class Link : public std::enable_shared_from_this<Link> {
   std::string name() const;  // "cluster 7 (127.0.0.1:26000)": for texts
   bool ready() const;
   Status why_down() const;
-  PeerPage *page() const;    // nullptr: other host. For the transfer whose turn it is: goes when the link is down and no transfer has it
+  // nullptr: other host. For the transfer whose turn it is: the page goes when the link is down and no transfer has it.
+  PeerPage *page() const;
   // Death word, then pidfd (one poll): true as soon as the process is known to be gone. Cheap enough for every batch.
   bool peer_gone() const;
   int64_t last_heard_ns() const;
 
   // Any thread. Sends at once when the socket has room, queues otherwise; a queue above 64 MiB or 64 descriptors breaks the link.
   void send(FrameType type, uint64_t call_id, const Writer &payload, Fd passed = Fd());
-  // on_reply runs exactly once: with the peer's answer (its status, its payload, a passed descriptor), BUSY (no descriptor was free for the passed one), TIMEOUT, or LINK_BROKEN. On the loop thread, or on this one
-  // when the link is down already. Payload and descriptor are borrowed for the call.
+  // on_reply runs exactly once: with the peer's answer (its status, its payload, a passed descriptor), BUSY (no descriptor was free here for the passed one),
+  // TIMEOUT, or LINK_BROKEN. On the loop thread, or on this one when the link is down already. Payload and descriptor are borrowed for the call.
   using OnReply = std::function<void(const Status &status, Reader payload, Fd &passed)>;
   void call(FrameType type, const Writer &payload, int64_t deadline_ns, OnReply on_reply);
   // Answer to a frame received with call_id.

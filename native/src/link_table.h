@@ -29,8 +29,8 @@ class LinkTable {
   // For the server half (admission.cc). Both engines connect to each other at once: the attempt of the smaller incarnation goes on, the other one is refused.
   bool yields_to_own_attempt(const Hello &client) const;
   uint64_t last_epoch() const;
-  // A server half is complete: make(epoch) builds its link, which then is in the table, announced and started. What was there is replaced, unless it is younger than this
-  // handshake (LINK_FAILED: they crossed). AUTH for one that claims to be this engine and is not.
+  // A server half is complete: make(epoch) builds its link, which then is in the table, announced and started. What was there is replaced,
+  // unless it is younger than this handshake (LINK_FAILED: they crossed). AUTH for one that claims to be this engine and is not.
   Status adopt(const LinkFacts &facts, uint64_t epoch_at_hello, const std::function<LinkPtr(uint64_t epoch)> &make);
   void remove(const Link &link);  // closed; no-op if another one took its place
   int wake_fd() const;            // readable once closing; -1: no descriptor was left for it

@@ -35,8 +35,8 @@ struct PeerProcess {
 Status peer_process(int unix_socket, PeerProcess *process_p);
 // Of the process at the other end of a Unix socket, whose pid was told by peer_process(). Empty when the kernel has none.
 Fd peer_pidfd(int unix_socket, pid_t pid);
-// A peer whose host or network is gone is noticed by the kernel: within the budget while bytes wait for it, within about two when idle. No effect on a Unix socket; what the
-// kernel refuses is only missed.
+// A peer whose host or network is gone is noticed by the kernel: within the budget while bytes wait for it, within about two when idle.
+// No effect on a Unix socket; what the kernel refuses is only missed.
 void limit_silence(int tcp_socket, int64_t budget_ns);
 std::string peer_address(int tcp_socket);               // "127.0.0.1:41234"
 std::string address_text(const std::string &ip, uint32_t port);  // "127.0.0.1:26000", "[::1]:26000"

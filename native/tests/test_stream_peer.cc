@@ -161,6 +161,7 @@ void shutdown_ends_everything() {
   RawPeer peer;
   TestCache local(*peer.engine, 1, 8 * kMiB, 1);
   Run pull(peer.link, LDR_PULL, local.cache, local.cache), push(peer.link, LDR_PUSH, local.cache, local.cache);
+  const auto connection = peer.link->data()[0];  // the link gives it up
   pull.everything().start();
   push.everything().start();
   uint64_t id = 0;
@@ -170,7 +171,7 @@ void shutdown_ends_everything() {
   CHECK_CODE(push.wait(), LDR_ERR_LINK_BROKEN);
   CHECK(!peer.link->ready());
   CHECK_CODE(Run(peer.link, LDR_PULL, local.cache, local.cache).everything().start().wait(), LDR_ERR_LINK_BROKEN);
-  peer.link->data()[0]->shutdown(fail(LDR_ERR_CLOSED, "again"));
+  connection->shutdown(fail(LDR_ERR_CLOSED, "again"));
 }
 
 void malformed_frames() {

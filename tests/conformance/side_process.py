@@ -93,6 +93,8 @@ class SideProcess:
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED)  # until then its threads may still run for a while
 
     def restart(self) -> None:
         """Kills the process (if somebody has not done so) and starts another one."""

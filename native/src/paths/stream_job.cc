@@ -14,9 +14,10 @@ constexpr uint64_t kMinShareBytes = 256u << 10;
 class StreamPath : public Path {
  public:
   void run(std::shared_ptr<CopyJob> job, std::function<void(Status)> done) override {
-    const auto &connections = job->link->data();
+    const auto connections = job->link->data();
     if (connections.empty()) {
-      done(fail(LDR_ERR_NO_PATH, "%s has no data connections", job->link->name().c_str()));
+      const bool is_up = job->link->ready();  // a link that is down gives up its connections
+      done(is_up ? fail(LDR_ERR_NO_PATH, "%s has no data connections", job->link->name().c_str()) : job->link->why_down());
       return;
     }
     const uint64_t total_bytes = sum_bytes(job->pieces);
