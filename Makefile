@@ -23,7 +23,8 @@ test: test-native test-python
 
 test-native:
 	@echo "== native: C11 header, C++ tests under ASAN and UBSAN"
-	$(MAKE) -C native/tests
+	$(MAKE) -j$$(nproc) -C tests/native header binaries
+	$(MAKE) -C tests/native
 
 test-python: $(VENV)/installed
 	@echo "== unit, conformance, ray, end to end"
@@ -54,4 +55,4 @@ $(VENV)/installed: $(VENV)/dependencies setup.py pyproject.toml $(NATIVE)
 	touch $@
 
 clean:
-	rm -rf build *.egg-info native/tests/build llm_datadist_ray/_native/_ldr*.so llm_datadist_ray/_native/_ldr.c*
+	rm -rf build *.egg-info tests/native/build llm_datadist_ray/_native/_ldr*.so llm_datadist_ray/_native/_ldr.c*
