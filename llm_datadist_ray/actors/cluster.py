@@ -181,6 +181,8 @@ class DisaggCluster:
 
     def _renew_lease(self) -> None:
         """While this thread runs nobody else may take the cluster's name."""
+        from ray.exceptions import RayError
+
         while not self._is_shut_down.wait(_LEASE_RENEWAL_S):
             if not self._session.is_alive:
                 reason = f"cluster {self.config.name}: its Ray was shut down in this process: launch it again"
@@ -188,8 +190,8 @@ class DisaggCluster:
                 return
             try:
                 self._launcher.coordinator.renew_lease.remote()
-            except Exception:
-                _log.exception("cluster %s: its lease was not renewed this time; going on", self.config.name)
+            except RayError as error:  # the coordinator restarts; the lease outlives three renewals
+                _log.warning("cluster %s: its lease was not renewed this time: %s", self.config.name, error)
 
 
 class _MemberQuestion:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import ray
@@ -33,7 +34,7 @@ class Service(Protocol):
 S = TypeVar("S", bound=Service)
 
 
-class MemberActor(Generic[S]):
+class MemberActor(ABC, Generic[S]):
     """Base of :class:`PromptActor` and :class:`DecoderActor`; threaded, no method is async.
 
     The constructor is cheap. :meth:`start` loads the model; before that only ``progress``, ``until_end`` and ``stop``
@@ -111,9 +112,9 @@ class MemberActor(Generic[S]):
         if self._core is not None:
             self._core.close()
 
+    @abstractmethod
     def _serve(self, core: WorkerCore) -> S:
         """The role's own part of the start."""
-        raise NotImplementedError
 
     def _serving(self) -> S:
         if self._service is None:

@@ -16,8 +16,8 @@ _log = logging.getLogger("llm_datadist_ray.handoff")
 class EventThread:
     """Hands each event to the handler of its kind, in order; an event without a handler is dropped.
 
-    The thread sleeps in the native queue and ends when the engine is closed. A handler must not block; one that raises
-    is logged with its event, and the next event is handled: the blocks of other requests must not wait for it.
+    The thread sleeps in the native queue and ends when the engine is closed. A handler must neither block nor raise:
+    what it raises is a defect of this package, ends the thread and shows as the thread's traceback.
     """
 
     def __init__(self, engine: NativeEngine, handlers: Mapping[EventKind, EventHandler]) -> None:
@@ -39,13 +39,6 @@ class EventThread:
                     _log.error("no more events of cluster %d: %s", self._engine.cluster_id, error)
                 return
             for event in events:
-                self._handle(event)
-
-    def _handle(self, event: Event) -> None:
-        handler = self._handlers.get(event.kind)
-        if handler is None:
-            return
-        try:
-            handler(event)
-        except Exception:
-            _log.exception("cluster %d: the handler of %s failed; going on", self._engine.cluster_id, event)
+                handler = self._handlers.get(event.kind)
+                if handler is not None:
+                    handler(event)

@@ -58,8 +58,10 @@ class GrantSource:
         return self._engine.grant_stats()
 
     def on_grant_ended(self, event: Event) -> None:
-        """Event handler: the grant's blocks are free."""
+        """Event handler: the grant's blocks are free. A grant that was not minted here is not ours to free."""
         with self._lock:
-            owner = self._owners.pop(event.id)
+            owner = self._owners.pop(event.id, None)
+            if owner is None:
+                return
             del self._sequences[owner]
             self._allocator.end_grant(owner)
