@@ -27,8 +27,10 @@ test-native:
 	$(MAKE) -C tests/native
 
 test-python: $(VENV)/installed
-	@echo "== unit, conformance, ray, end to end"
-	$(PYTEST) tests $(MARK)
+	@echo "== unit, native from Python, conformance"
+	$(PYTEST) tests/unit tests/native tests/conformance
+	@echo "== ray, end to end"
+	$(PYTEST) tests/ray tests/e2e $(MARK)
 
 kill-rounds: $(VENV)/installed
 	LDR_KILL_ROUNDS=50 $(PYTEST) tests/conformance/test_peer_death.py
