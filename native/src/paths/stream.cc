@@ -139,8 +139,14 @@ void StreamConnection::Impl::await_answer(std::weak_ptr<StreamJob> job, uint64_t
 }
 
 void StreamConnection::Impl::break_off(const Status &why) {
-  if (auto connection = self.lock()) connection->shutdown(why);
-  if (auto owner = link.lock()) owner->data_failed(why);
+  auto connection = self.lock();
+  try {
+    if (auto owner = link.lock()) owner->data_failed(why);  // first: whoever hears of a broken link finds it down
+  } catch (const std::bad_alloc &) {
+    if (connection) connection->shutdown(why);
+    throw;
+  }
+  if (connection) connection->shutdown(why);
 }
 
 // Moves the job reference out: what is left of the chunk belongs to nobody.
