@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llm_datadist_ray.config import LLMConfig, LlmConfig
     from llm_datadist_ray.datadist import LLMDataDist
     from llm_datadist_ray.errors import LLMException, LLMStatusCode, Status
+    from llm_datadist_ray.kv_cache import KvCacheManager
     from llm_datadist_ray.types import (
         BlocksCacheKey,
         Cache,
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "DisaggCluster": "llm_datadist_ray.actors",
+    "KvCacheManager": "llm_datadist_ray.kv_cache",
     "LLMConfig": "llm_datadist_ray.config",
     "LLMDataDist": "llm_datadist_ray.datadist",
     "LLMException": "llm_datadist_ray.errors",
@@ -92,6 +94,7 @@ __all__ = [
     "DataType",
     "DisaggCluster",
     "KvCache",
+    "KvCacheManager",
     "LLMClusterInfo",
     "LLMConfig",
     "LLMDataDist",

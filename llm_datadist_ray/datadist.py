@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
-from collections.abc import Sequence
-from typing import ClassVar, NoReturn
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from llm_datadist_ray import option_keys as keys
-from llm_datadist_ray._native import NativeEngine
+from llm_datadist_ray._native import LinkInfo, NativeEngine
 from llm_datadist_ray.cache import CacheManager
-from llm_datadist_ray.cache.not_enabled import not_enabled
 from llm_datadist_ray.checks import check_isinstance, check_uint64
+from llm_datadist_ray.engine_start import EngineStart
 from llm_datadist_ray.errors import LLMException, LLMStatusCode, raise_if_true
-from llm_datadist_ray.linking import LinkResult, check_clusters, link_all, unlink_all
+from llm_datadist_ray.events import EventDispatcher
+from llm_datadist_ray.kv_cache import KvCacheManager, V1Runtime
+from llm_datadist_ray.linking.changes import LinkChangeCallback, watch_links
+from llm_datadist_ray.linking.clusters import LinkResult
 from llm_datadist_ray.log import log
 from llm_datadist_ray.membership import Membership
 from llm_datadist_ray.options import EngineOptions, parse_listen_info
 from llm_datadist_ray.types import LLMClusterInfo, LLMRole, RegisterMemStatus
-
-_ROLE_NAMES = {LLMRole.PROMPT: "Prompt", LLMRole.DECODER: "Decoder", LLMRole.MIX: "Mix"}
+from llm_datadist_ray.v2_runtime import V2Runtime
 
 
 class LLMDataDist:
     """Pulls and pushes KV caches between clusters of processes that link with each other.
 
-    ``role`` is a label (spec api-types §3.1); ``cluster_id`` (uint64) must be unique among all that link together.
-    Nothing is allocated before :meth:`init`. TypeError, ValueError for wrong arguments.
+    ``role`` is a label in v2, and says what is allowed in v1 (spec api-types §3.1); ``cluster_id`` (uint64) must be
+    unique among all that link together. Nothing is allocated before :meth:`init`, whose options choose between the two
+    interfaces. TypeError, ValueError for wrong arguments.
 
     Any thread may call any method, except that nothing may run beside :meth:`finalize`. Before :meth:`init` every
-    method is RuntimeError.
+    method is RuntimeError; a method of the other interface is LLMException(LLM_PARAM_INVALID), whatever its arguments.
     """
 
     llm_engine_instance: ClassVar[LLMDataDist | None] = None
@@ -43,9 +45,7 @@ class LLMDataDist:
         check_uint64("cluster_id", cluster_id)
         self._role = role
         self._cluster_id = cluster_id
-        self._options: EngineOptions | None = None
-        self._engine: NativeEngine | None = None
-        self._cache_manager: CacheManager | None = None
+        self._runtime: V1Runtime | V2Runtime | None = None
 
     @property
     def cluster_id(self) -> int:
@@ -59,17 +59,19 @@ class LLMDataDist:
     # Lifecycle (spec §2)
 
     def init(self, options: dict[str, str], *, membership: Membership | None = None) -> None:
-        """Starts the engine, and its listener when ``llm.listenIpInfo`` is among the options.
+        """Reserves the memory pools and starts the engine, with a listener when ``llm.listenIpInfo`` is among the
+        options (v1: when the role is PROMPT).
 
         Initialised already: returns silently. ``options`` is what :meth:`LLMConfig.generate_options` returns, and is
         not modified. Without a ``membership`` the secret and the data paths come from the environment
         (``LLM_DATADIST_SECRET``, ``LLM_DATADIST_INSECURE``, ``LDR_PATHS``).
 
         Raises TypeError, ValueError, LLMException: LLM_FAILED (another instance of this process is initialised; the
-        port is in use), LLM_PARAM_INVALID, LLM_FEATURE_NOT_ENABLED. After a failure another try is possible.
+        port is in use), LLM_PARAM_INVALID, LLM_OUT_OF_MEMORY (a pool), LLM_FEATURE_NOT_ENABLED (a data path that this
+        machine lacks). After a failure nothing stays behind, and another try is possible.
         """
         with LLMDataDist._lifecycle_lock:
-            if self._engine is not None:
+            if self._runtime is not None:
                 return
             live = LLMDataDist.llm_engine_instance
             raise_if_true(
@@ -78,180 +80,178 @@ class LLMDataDist:
                 LLMStatusCode.LLM_FAILED,
             )
             parsed = EngineOptions.parse(options, role=self._role, cluster_id=self._cluster_id)
-            _check_supported(parsed)
-            self._engine = _start_engine(parsed, membership)
-            self._options = parsed
-            self._cache_manager = CacheManager(self._engine, parsed)
+            start = EngineStart(parsed, membership or Membership.of_environment())
+            self._runtime = V2Runtime(parsed, start) if parsed.cache_manager else V1Runtime(parsed, start)
             LLMDataDist.llm_engine_instance = self
         log.info("cluster %d is initialised: %s", self._cluster_id, parsed)
 
     def finalize(self) -> None:
-        """Drops all links without asking peers, stops the listener, forgets all caches. Not initialised: nothing.
+        """Drops all links without asking peers, stops the listener, forgets all caches and frees the pools; our threads
+        have ended when it returns. Not initialised: nothing.
 
-        The same object may be initialised again; cache ids start at 1 again and earlier caches are dead.
+        The same object may be initialised again; cache ids and communicator ids start at 1 again and earlier caches are
+        dead.
         """
         with LLMDataDist._lifecycle_lock:
-            if self._engine is None:
+            if self._runtime is None:
                 return
-            engine, self._engine, self._options, self._cache_manager = self._engine, None, None, None
+            runtime, self._runtime = self._runtime, None
             LLMDataDist.llm_engine_instance = None
-            engine.close()
+            runtime.close()
         log.info("cluster %d is finalized", self._cluster_id)
 
     @property
     def cache_manager(self) -> CacheManager:
-        """The v2 manager; after :meth:`finalize` its methods raise LLMException(LLM_FAILED)."""
-        if self._cache_manager is None:
-            raise _not_initialised("cache_manager")
-        return self._cache_manager
+        """v2. After :meth:`finalize` its methods raise LLMException(LLM_FAILED)."""
+        return self._v2("cache_manager").cache_manager
 
     @property
-    def kv_cache_manager(self) -> NoReturn:
-        """LLMException(LLM_PARAM_INVALID): belongs to v1, and only v2 can be initialised in this version."""
-        self._initialised("kv_cache_manager")
-        raise _v1_only("kv_cache_manager")
+    def kv_cache_manager(self) -> KvCacheManager:
+        """v1."""
+        return self._v1("kv_cache_manager").kv_cache_manager
 
-    @property
-    def native_engine(self) -> NativeEngine:
-        """The engine under this object, for grants, events and link states; its owner is this object."""
-        return self._initialised("native_engine")[0]
-
-    # Links (spec §4, §5)
+    # Links (spec §4, §5; v1: §8, §9)
 
     def link_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000) -> LinkResult:
         """Connects to each cluster that listens, up to 16 in parallel, ``timeout`` ms for each.
 
         Returns the last failure's code, or success, and the code of each cluster in the order given; never raises for a
-        failed link. Links that were made stay, whatever the others do, and both ends can use them. An empty list gives
-        ``(LLM_PARAM_INVALID, [])``. Raises TypeError, ValueError, LLMException(LLM_PARAM_INVALID) for arguments.
+        failed link. Links that were made stay, whatever the others do. Both ends can use them, but with the hixl
+        backend only this one. An empty list gives ``(LLM_PARAM_INVALID, [])``. In v1 the overall code and the roll-back
+        follow spec §9. Raises TypeError, ValueError, LLMException(LLM_PARAM_INVALID) for arguments.
         """
-        engine, options = self._initialised("link_clusters")
-        check_clusters(clusters, timeout, needs_local_ip=options.needs_local_ip)
-        return link_all(engine, clusters, timeout, derives_local_resources=_derives_local_resources(options))
+        runtime = self._initialised("link_clusters")
+        links = runtime.links if isinstance(runtime, V2Runtime) else runtime
+        return links.link_clusters(clusters, timeout)
 
     def unlink_clusters(
         self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000, force: bool = False
     ) -> LinkResult:
-        """Drops the links; result as :meth:`link_clusters`.
+        """Drops links, both halves; with ``force`` (and always with the hixl backend) the local half only, without a
+        word to the peer.
 
-        ``force=False`` asks the peer at its one remote address to drop its half first: when it cannot be reached, the
-        link is kept (LLM_UNLINK_FAILED, LLM_TIMEOUT). ``force=True`` drops the local half only. A cluster that is not
-        linked is success. Waits for a transfer that runs on the link.
+        Waits for the transfer that runs on a link, within ``timeout`` ms. No link is success. A peer that cannot be
+        reached at its address is LLM_UNLINK_FAILED or LLM_TIMEOUT, and the link is kept. Result and errors as
+        :meth:`link_clusters`.
         """
-        engine, _ = self._initialised("unlink_clusters")
-        check_clusters(clusters, timeout, needs_local_ip=False)
+        runtime = self._initialised("unlink_clusters")
         check_isinstance("force", force, bool, allow_none=False)
-        return unlink_all(engine, clusters, timeout, force=force)
+        links = runtime.links if isinstance(runtime, V2Runtime) else runtime
+        return links.unlink_clusters(clusters, timeout, force)
 
-    # Role (spec §6.1)
+    def check_link_status(self, remote_cluster_id: int) -> None:
+        """v1, DECODER: one round trip over the link. LLMException: LLM_NOT_YET_LINK, LLM_LINK_BUSY,
+        LLM_WAIT_PROCESS_TIMEOUT (spec §8)."""
+        self._v1("check_link_status").check_link_status(remote_cluster_id)
+
+    # Role (spec §6)
 
     def switch_role(self, role: LLMRole, switch_options: dict[str, str] | None = None) -> None:
-        """Takes another role, and starts, moves or stops the listener as ``llm.listenIpInfo`` says (absent: stop).
+        """Takes another role, and starts, moves or stops the listener as ``llm.listenIpInfo`` says (absent: stop; with
+        the hixl backend it stays, and another address is LLM_FEATURE_NOT_ENABLED).
 
-        Caches stay. TypeError, ValueError; LLMException: LLM_EXIST_LINK while a link to a live peer is there,
-        LLM_PARAM_INVALID, LLM_FAILED when it cannot listen (the old listener is gone then).
+        Caches stay. TypeError, ValueError; LLMException: LLM_EXIST_LINK while a link to a live peer is there (hixl: not
+        looked at), LLM_PARAM_INVALID, LLM_FAILED when it cannot listen (the old listener is gone then). v1 has rules of
+        its own (spec §6.2).
         """
-        engine, _ = self._initialised("switch_role")
+        runtime = self._initialised("switch_role")
         check_isinstance("role", role, LLMRole, allow_none=False)
         check_isinstance("switch_options", switch_options, dict)
         listen_info = (switch_options or {}).get(keys.LISTEN_IP_INFO)
         check_isinstance(keys.LISTEN_IP_INFO, listen_info, str)
-        address = None if listen_info is None else parse_listen_info(listen_info)
-        linked = [link.cluster_id for link in engine.links() if link.is_ready]
-        raise_if_true(linked, f"switch_role: clusters {linked} are linked, unlink them first", _EXIST_LINK)
-        if address is None:
-            engine.listen(None)
+        if isinstance(runtime, V1Runtime):
+            runtime.switch_role(role, listen_info)
         else:
-            engine.listen(address[0], address[1])
+            runtime.links.switch_listener(None if listen_info is None else parse_listen_info(listen_info))
         self._role = role
-        log.info("cluster %d is %s now, listening: %s", self._cluster_id, role, address)
+        log.info("cluster %d is %s now", self._cluster_id, role)
 
-    # Collective links (spec §7) and v1 (spec §8)
+    # Collective links (spec §7)
 
     def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
-        """LLMException(LLM_FEATURE_NOT_ENABLED): collective links are not supported by this version."""
-        self._initialised("link")
-        raise not_enabled("link: collective links (use link_clusters) are")
+        """v2. Starts to link with all other clusters of ``cluster_rank_info``, 2 to 4 with this one, each of which must
+        call it with equivalent arguments; returns the communicator's id, 1 for the first.
+
+        Returns at once; :meth:`query_register_mem_status` tells when transfers are possible. A rank listens at the
+        first of ``device_ip``, ``host_ip``, ``server_id`` in ``rank_table`` that is an address of its host, port
+        ``device_port``, else 16666 + ``device_id``; those of higher ranks connect to it, for ``link_total_time``
+        seconds (0: ``HCCL_CONNECT_TIMEOUT``, else 120). Afterwards nothing can be registered remote accessible.
+
+        TypeError, ValueError; LLMException: LLM_PARAM_INVALID, LLM_LINK_FAILED (rank table, port),
+        LLM_FEATURE_NOT_ENABLED (hixl backend).
+        """
+        runtime = self._v2("link")
+        comm_id = runtime.links.link(comm_name, cluster_rank_info, rank_table)
+        runtime.cache_manager.set_is_call_linked()
+        return comm_id
 
     def unlink(self, comm_id: int) -> None:
-        """LLMException(LLM_FEATURE_NOT_ENABLED), as :meth:`link`."""
-        self._initialised("unlink")
-        raise not_enabled("unlink: collective links (use unlink_clusters) are")
+        """v2. Ends a communicator, on this side: its exchange, if that still runs (which may take a few seconds), and
+        after running transfers those of its links that no other communicator has.
+
+        TypeError, ValueError; LLMException: LLM_NOT_YET_LINK for an unknown id, LLM_UNLINK_FAILED (the id is gone),
+        LLM_FEATURE_NOT_ENABLED (hixl backend).
+        """
+        self._v2("unlink").links.unlink(comm_id)
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
-        """LLMException(LLM_FEATURE_NOT_ENABLED), as :meth:`link`."""
-        self._initialised("query_register_mem_status")
-        raise not_enabled("query_register_mem_status: collective links are")
+        """v2. PREPARING until all members are linked, then OK, or FAILED when the time is up, for ever; never blocks.
 
-    def check_link_status(self, remote_cluster_id: int) -> None:
-        """LLMException(LLM_PARAM_INVALID): belongs to v1, and only v2 can be initialised in this version."""
-        self._initialised("check_link_status")
-        raise _v1_only("check_link_status")
+        TypeError, ValueError; LLMException: LLM_NOT_YET_LINK for an unknown id, LLM_FEATURE_NOT_ENABLED (hixl backend).
+        """
+        return self._v2("query_register_mem_status").links.query_register_mem_status(comm_id)
 
-    def _initialised(self, method: str) -> tuple[NativeEngine, EngineOptions]:
-        engine, options = self._engine, self._options
-        if engine is None or options is None:
-            raise _not_initialised(method)
-        return engine, options
+    # Ours: upstream has nothing like it
+
+    def link_states(self) -> list[LinkInfo]:
+        """v2. Every link, also broken ones and (hixl backend) those that peers made to us; ours, not upstream's."""
+        return self._v2("link_states").engine.links()
+
+    def on_link_change(self, callback: LinkChangeCallback) -> Callable[[], None]:
+        """v2. Calls back with a :class:`~llm_datadist_ray.linking.changes.LinkChange` whenever a link comes up or is no
+        longer usable, until the returned function is called or :meth:`finalize`; ours, not upstream's.
+
+        In a thread of this object, one change after the other: a callback must not block, nor call :meth:`finalize`.
+        What it raises is logged. With the hixl backend links that peers made to us are not reported.
+        """
+        return watch_links(self._v2("on_link_change").events, callback)
+
+    @property
+    def native_engine(self) -> NativeEngine:
+        """v2. The engine under this object, for grants and low-level transfers; its owner is this object."""
+        return self._v2("native_engine").engine
+
+    @property
+    def events(self) -> EventDispatcher:
+        """v2. The one reader of the native engine's events. Its thread starts with the first subscriber."""
+        return self._v2("events").events
+
+    def _initialised(self, member: str) -> V1Runtime | V2Runtime:
+        runtime = self._runtime
+        if runtime is None:
+            raise RuntimeError(f"{member}: LLMDataDist is not initialised, call init first")
+        return runtime
+
+    def _v1(self, member: str) -> V1Runtime:
+        runtime = self._initialised(member)
+        if not isinstance(runtime, V1Runtime):
+            raise _other_interface(member, "v1", "with the cache manager")
+        return runtime
+
+    def _v2(self, member: str) -> V2Runtime:
+        runtime = self._initialised(member)
+        if not isinstance(runtime, V2Runtime):
+            raise _other_interface(member, "v2", f"without {keys.ENABLE_CACHE_MANAGER} '1'")
+        return runtime
 
     @staticmethod
     def _role_to_str(role: LLMRole) -> str:
-        return _ROLE_NAMES[role]
+        return role.native_name
 
 
-_EXIST_LINK = LLMStatusCode.LLM_EXIST_LINK
-
-
-def _check_supported(options: EngineOptions) -> None:
-    """LLMException(LLM_FEATURE_NOT_ENABLED) that names what this version does not have."""
-    if not options.cache_manager:
-        raise not_enabled(
-            f"the v1 interface (KvCacheManager, {keys.ENABLE_CACHE_MANAGER} is not '1': set enable_cache_manager) is"
-        )
-    if options.transfer_backend is not None:
-        raise not_enabled(f"transfer backend {options.transfer_backend!r} ({keys.TRANSFER_BACKEND}) is")
-    for key, pool in ((keys.MEM_POOL_CONFIG, options.mem_pool), (keys.HOST_MEM_POOL_CONFIG, options.host_mem_pool)):
-        if pool is not None:
-            raise not_enabled(f"memory pools ({key}) are")
-
-
-def _start_engine(options: EngineOptions, membership: Membership | None) -> NativeEngine:
-    insecure = False
-    if membership is None:
-        insecure = os.environ.get("LLM_DATADIST_INSECURE") == "1"
-        secret = os.environ.get("LLM_DATADIST_SECRET", "").encode() or None
-        membership = Membership(secret, layout_digest=0, layout_text="", paths=os.environ.get("LDR_PATHS"))
-    return NativeEngine(
-        cluster_id=options.cluster_id,
-        remote_access=options.remote_accessible,
-        listen_ip=options.listen_ip,
-        listen_port=options.listen_port or 0,
-        paths=membership.paths,
-        secret=membership.secret,
-        insecure=insecure,
-        layout_digest=membership.layout_digest,
-        layout_text=membership.layout_text,
-        heartbeat_interval_s=membership.heartbeat_ms / 1000,
-        liveness_budget_s=membership.budget_ms / 1000,
-        allow_ptracer=membership.allow_ptracer,
-    )
-
-
-def _derives_local_resources(options: EngineOptions) -> bool:
-    """Whether upstream would derive its link resources from the one local IP entry, which must be there then: not with
-    resources given, and not when ``""`` was given and the listen address has served for it (spec api-config §3.4)."""
-    if options.local_comm_res:
-        return False
-    return options.local_comm_res is None or not options.listen_addresses
-
-
-def _not_initialised(method: str) -> RuntimeError:
-    return RuntimeError(f"{method}: LLMDataDist is not initialised, call init first")
-
-
-def _v1_only(name: str) -> LLMException:
+def _other_interface(member: str, interface: str, how: str) -> LLMException:
     return LLMException(
-        f"{name} belongs to the v1 interface, this one was initialised with the cache manager",
+        f"{member} belongs to the {interface} interface, and this object was initialised {how}",
         status_code=LLMStatusCode.LLM_PARAM_INVALID,
     )
 

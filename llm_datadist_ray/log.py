@@ -12,6 +12,8 @@ import os
 import sys
 from typing import TextIO
 
+__all__ = ["debug", "error", "info", "log", "warn", "warning"]
+
 _LEVELS = {"0": logging.DEBUG, "1": logging.INFO, "2": logging.WARNING, "3": logging.ERROR}
 
 
@@ -37,3 +39,9 @@ def _configured() -> logging.Logger:
 
 
 log = _configured()
+
+# As functions, for who imports this module under upstream's name llm_datadist.utils.log.
+debug = log.debug
+info = log.info
+warn = warning = log.warning
+error = log.error

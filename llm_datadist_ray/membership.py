@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 
@@ -32,3 +33,18 @@ class Membership:
 
     allow_ptracer: bool = True
     """Whether peers may be let read this process's memory under Yama scope 1 (design section 3, ``cma``)."""
+
+    insecure: bool = False
+    """No secret is needed, not even one uid and one host."""
+
+    @classmethod
+    def of_environment(cls) -> Membership:
+        """Of who is no member: ``LLM_DATADIST_SECRET``, ``LLM_DATADIST_INSECURE`` and ``LDR_PATHS`` say it."""
+        secret = os.environ.get("LLM_DATADIST_SECRET", "").encode() or None
+        return cls(
+            secret,
+            layout_digest=0,
+            layout_text="",
+            paths=os.environ.get("LDR_PATHS"),
+            insecure=os.environ.get("LLM_DATADIST_INSECURE") == "1",
+        )

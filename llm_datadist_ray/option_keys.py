@@ -21,6 +21,9 @@ LINK_RETRY_COUNT = "llm.LinkRetryCount"
 RDMA_TRAFFIC_CLASS = "llm.RdmaTrafficClass"
 RDMA_SERVICE_LEVEL = "llm.RdmaServiceLevel"
 
+# An environment variable, in seconds: what llm.LinkTotalTime is when it is 0 or absent.
+CONNECT_TIMEOUT_VARIABLE = "HCCL_CONNECT_TIMEOUT"
+
 # v1.
 MEMORY_UTILIZATION = "llm.MemoryUtilization"
 BUF_POOL_CFG = "llm.BufPoolCfg"

@@ -6,6 +6,7 @@ Below this edge nobody sees option strings.
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from llm_datadist_ray import option_keys as keys
 from llm_datadist_ray.checks import check_dict, check_isinstance, check_uint16, check_uint64
 from llm_datadist_ray.errors import param_invalid, raise_if_false, raise_if_true
+from llm_datadist_ray.log import log
 from llm_datadist_ray.pool_config import BufferClass, PoolConfig, parse_buffer_classes, parse_json_object
 from llm_datadist_ray.types.cluster_info import int_to_ip
 from llm_datadist_ray.types.enums import LLMRole
@@ -21,6 +23,7 @@ ListenAddress = tuple[str, int]
 
 DEFAULT_SYNC_KV_TIMEOUT_MS = 1000
 DEFAULT_MEM_UTILIZATION = 0.95
+DEFAULT_LINK_TOTAL_TIME_S = 120
 _DEFAULT_DEVICE_IDS = (0,)
 _HIXL = "hixl"
 _MAX_INT32 = 2**31 - 1
@@ -50,10 +53,11 @@ class EngineOptions:
     transfer_backend: str | None = None
     """None is the comm backend, ``"hixl"`` the other one."""
     global_resource_config: str | None = None
+    """Stored and not interpreted; with hixl a JSON object, or ``""`` for nothing."""
     mem_pool: PoolConfig | None = None
     host_mem_pool: PoolConfig | None = None
     link_total_time_s: int = 0
-    """For ``link()`` only; 0 means the engine's default."""
+    """For ``link()`` only; 0 leaves it to the environment, see :func:`link_total_time_s`."""
     link_retry_count: int = 1
     rdma_traffic_class: int | None = None
     rdma_service_level: int | None = None
@@ -72,6 +76,10 @@ class EngineOptions:
     @property
     def listen_port(self) -> int | None:
         return self.listen_addresses[0][1] if self.listen_addresses else None
+
+    @property
+    def is_hixl(self) -> bool:
+        return self.transfer_backend == _HIXL
 
     @property
     def needs_local_ip(self) -> bool:
@@ -96,6 +104,20 @@ class EngineOptions:
         return cls(role=role, cluster_id=cluster_id, cache_manager=is_v2, **fields)
 
 
+def link_total_time_s(options: EngineOptions) -> int:
+    """How long ``link()`` tries to reach all members: ``link_total_time``, else what the environment says in
+    ``HCCL_CONNECT_TIMEOUT``, else 120 s (spec api-config §2, ``llm.LinkTotalTime``)."""
+    if options.link_total_time_s:
+        return options.link_total_time_s
+    text = os.environ.get(keys.CONNECT_TIMEOUT_VARIABLE)
+    if text is None:
+        return DEFAULT_LINK_TOTAL_TIME_S
+    if text.isascii() and text.isdigit() and 0 < len(text) <= 9 and int(text):
+        return int(text)
+    log.warning("%s=%r is no number of seconds and is not used", keys.CONNECT_TIMEOUT_VARIABLE, text)
+    return DEFAULT_LINK_TOTAL_TIME_S
+
+
 def parse_listen_info(text: str) -> ListenAddress:
     """``"ip:port"`` as (IPv4 text, port), for ``init`` and ``switch_role`` (spec api-config §2, ``llm.listenIpInfo``).
 
@@ -105,10 +127,10 @@ def parse_listen_info(text: str) -> ListenAddress:
     parts = text.split(":")
     raise_if_false(len(parts) == 2, f"{keys.LISTEN_IP_INFO} should be 'ip:port' with an IPv4 address, but got {text!r}")
     ip, port_text = parts
-    try:
-        port = int(port_text)
-    except ValueError as error:
-        raise ValueError(f"the port in {keys.LISTEN_IP_INFO} {text!r} should be a number") from error
+    # int() takes more for a number than this means: spaces, signs, underscores, digits of other scripts.
+    if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 20):
+        raise ValueError(f"the port in {keys.LISTEN_IP_INFO} {text!r} should be a number")
+    port = int(port_text)
     check_uint16(f"the port in {keys.LISTEN_IP_INFO} {text!r}", port)
     try:
         ipaddress.IPv4Address(ip)
@@ -158,7 +180,7 @@ def _parse_v2(options: Mapping[str, str]) -> dict[str, Any]:
     )
     backend = options.get(keys.TRANSFER_BACKEND)
     raise_if_false(backend in (None, _HIXL), f"{keys.TRANSFER_BACKEND} should be {_HIXL!r}, but got {backend!r}")
-    return {
+    fields: dict[str, Any] = {
         "listen_addresses": listen_addresses,
         "remote_accessible": remote == "1",
         "transfer_backend": backend,
@@ -173,6 +195,9 @@ def _parse_v2(options: Mapping[str, str]) -> dict[str, Any]:
         "mem_pool": _pool(options, keys.MEM_POOL_CONFIG),
         "host_mem_pool": _pool(options, keys.HOST_MEM_POOL_CONFIG),
     }
+    if backend == _HIXL and fields["global_resource_config"]:
+        parse_json_object(fields["global_resource_config"], keys.GLOBAL_RESOURCE_CONFIG)
+    return fields
 
 
 def _parse_v1(options: Mapping[str, str], role: LLMRole, kv_pool_bytes: int | None) -> dict[str, Any]:

@@ -101,9 +101,9 @@ def parse_json_object(text: str, key: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise param_invalid(f"{key} is not valid JSON ({error}): {text[:200]}") from error
+        raise param_invalid(f"{key} is not valid JSON ({error}): {text[:200]!r}") from error
     if not isinstance(value, dict):
-        raise param_invalid(f"{key} should be a JSON object, but got {text[:200]}")
+        raise param_invalid(f"{key} should be a JSON object, but got {text[:200]!r}")
     return value
 
 

@@ -12,6 +12,7 @@ from llm_datadist_ray._native.event import Event, EventKind
 from llm_datadist_ray._native.grant import CloseOutcome, GrantId, GrantStats
 from llm_datadist_ray._native.info import EngineInfo, LinkInfo, LinkState
 from llm_datadist_ray._native.paths import DATA_PATHS, Path, PathSet, parse_paths
+from llm_datadist_ray._native.pool import PoolInfo
 from llm_datadist_ray._native.shared_memory import alloc_shared
 from llm_datadist_ray._native.status import NativeError, NativeStatus
 from llm_datadist_ray._native.transfer import (
@@ -48,6 +49,7 @@ __all__ = [
     "NativeStatus",
     "Path",
     "PathSet",
+    "PoolInfo",
     "Progress",
     "RemoteBy",
     "TensorSpan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
@@ -13,44 +14,57 @@ if TYPE_CHECKING:
 
     from llm_datadist_ray._native._ldr import CData
 
+_PYTHON_LISTS = (list, tuple)
+_from_buffer = ffi.from_buffer
+_BYTES = ffi.typeof("char[]")
+_ITEMS = {f"{'<' if sys.byteorder == 'little' else '>'}i{num_bytes}" for num_bytes in (4, 8)}  # as dtypes say it
+
 BlockList = Union[Sequence[int], "np.ndarray"]
 """A list or tuple of ints, or a one-dimensional int32 / int64 array, which is passed on as it is."""
 
+BlocksInC = tuple["CData", int, int]
+"""Initialises a ``ldr_block_list_t``: ``indices``, ``count`` and ``item_bytes``, its fields in their order."""
 
-def fill_block_list(target: CData, name: str, blocks: BlockList) -> Any:
-    """Points a ``ldr_block_list_t`` at the blocks; the return value must live as long as the pointer is used.
+
+def blocks_to_c(name: str, blocks: BlockList) -> BlocksInC | None:
+    """None for no blocks. The result must live as long as the pointer in it is used.
 
     TypeError when an element is no int, is negative or has more than 64 bits, and for another array type.
     """
-    if isinstance(blocks, (list, tuple)):
+    if isinstance(blocks, _PYTHON_LISTS):
+        if not blocks:
+            return None
+        # Unsigned, so that a negative block is refused here; beyond 63 bits the native range check does it. From a
+        # list, for which array has a quick way.
         try:
-            # Unsigned, so that a negative block is refused here; beyond 63 bits the native range check does it.
-            # From a list, for which array has a quick way.
-            buffer: Any = array("Q", blocks if isinstance(blocks, list) else list(blocks))
+            buffer = array("Q", blocks if type(blocks) is list else list(blocks))
         except OverflowError as error:
             raise TypeError(f"{name} holds a block number below 0 or of more than 64 bits") from error
         except TypeError as error:
             raise TypeError(f"{name} only support int elements: {error}") from error
-        item_bytes = 8
-    else:
-        buffer, item_bytes = _array(name, blocks)
-    if len(buffer):
-        pointer = ffi.from_buffer("char[]", buffer)
-        target.indices = pointer
-        target.count = len(buffer)
-        target.item_bytes = item_bytes
-        return pointer
-    return None
+        return _from_buffer(_BYTES, buffer), len(buffer), 8
+    numbers = array_in_c(name, blocks)
+    count = len(numbers)
+    return (_from_buffer(_BYTES, numbers), count, numbers.itemsize) if count else None
 
 
-def _array(name: str, blocks: Any) -> tuple[np.ndarray, int]:
-    import numpy as np
+def fill_block_list(target: CData, name: str, blocks: BlockList) -> BlocksInC | None:
+    """:func:`blocks_to_c` put into a ``ldr_block_list_t`` that is empty."""
+    in_c = blocks_to_c(name, blocks)
+    if in_c is not None:
+        target.indices, target.count, target.item_bytes = in_c
+    return in_c
 
-    if not isinstance(blocks, np.ndarray):
-        raise TypeError(f"{name} only support list, tuple or numpy.ndarray, but got {type(blocks).__name__}")
-    if blocks.ndim != 1 or blocks.dtype not in (np.int32, np.int64):
-        raise TypeError(
-            f"{name} only support one-dimensional arrays of int32 or int64, but got {blocks.ndim} dimensions of "
-            f"{blocks.dtype}"
-        )
-    return np.ascontiguousarray(blocks), blocks.dtype.itemsize
+
+def array_in_c(name: str, blocks: Any) -> np.ndarray:
+    """The array itself, or a copy whose elements are neighbours. TypeError unless it is one-dimensional, of int32 or
+    int64."""
+    try:
+        if blocks.dtype.str in _ITEMS and blocks.ndim == 1:
+            return blocks if blocks.flags.c_contiguous else blocks.copy()
+    except AttributeError as error:
+        raise TypeError(f"{name} only support list, tuple or numpy.ndarray, but got {type(blocks).__name__}") from error
+    raise TypeError(
+        f"{name} only support one-dimensional arrays of int32 or int64, but got {blocks.ndim} dimensions of "
+        f"{blocks.dtype}"
+    )

@@ -38,13 +38,13 @@ def cache_to_c(
     remote_accessible: bool,
     num_entries: int,
     tensor_bytes: int,
-    addresses: Sequence[int],
+    addresses: Sequence[int] | None,
     keys: Sequence[NativeKey],
 ) -> tuple[CData, Any]:
     """The parameter struct, and what must be kept alive while it is used. TypeError for an address or id that is no
-    unsigned number of 64 bits."""
+    unsigned number of 64 bits. Without addresses the caller sets the number of tensors."""
     try:
-        c_addresses = ffi.new("uint64_t[]", list(addresses))
+        c_addresses = ffi.NULL if addresses is None else ffi.new("uint64_t[]", list(addresses))
         c_keys = ffi.new("ldr_cache_key_t[]", [(key.kind, key.batch_index, key.id, key.model_id) for key in keys])
     except OverflowError as error:
         raise TypeError(f"addresses and the ids of keys only support unsigned 64-bit integers: {error}") from error
@@ -53,10 +53,15 @@ def cache_to_c(
     params.kind = kind
     params.placement = placement
     params.remote_accessible = remote_accessible
-    params.num_tensors = len(addresses)
+    params.num_tensors = 0 if addresses is None else len(addresses)
     params.num_keys = len(keys)
     params.num_entries = num_entries
     params.tensor_bytes = tensor_bytes
     params.addresses = c_addresses
     params.keys = c_keys if keys else ffi.NULL
     return params, (c_addresses, c_keys)
+
+
+def key_to_c(key: NativeKey) -> CData:
+    """A ``ldr_cache_key_t *``."""
+    return ffi.new("ldr_cache_key_t *", (key.kind, key.batch_index, key.id, key.model_id))

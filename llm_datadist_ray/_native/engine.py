@@ -5,21 +5,19 @@ from __future__ import annotations
 import select
 import time
 import warnings
-from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple
 
 from llm_datadist_ray._native._ldr import ffi, lib
-from llm_datadist_ray._native.blocks import BlockList, fill_block_list
-from llm_datadist_ray._native.cache import CacheKind, NativeKey, cache_to_c
+from llm_datadist_ray._native.cache_calls import CacheCalls
 from llm_datadist_ray._native.clock import timeout_ns
 from llm_datadist_ray._native.event import Event, event_from_c
-from llm_datadist_ray._native.grant import CloseOutcome, GrantId, GrantStats, grant_stats_from_c
+from llm_datadist_ray._native.grant_calls import GrantCalls
 from llm_datadist_ray._native.handle import EngineHandle
 from llm_datadist_ray._native.info import EngineInfo, LinkInfo, engine_info_from_c, link_info_from_c
 from llm_datadist_ray._native.paths import mask_of_paths, parse_paths
 from llm_datadist_ray._native.status import check
-from llm_datadist_ray._native.transfer import Transfer, TransferResult, result_from_c, transfer_to_c
+from llm_datadist_ray._native.transfer import Transfer, TransferResult, result_from_c
 
 _ERROR_TEXT_BYTES = 1024
 
@@ -30,15 +28,13 @@ class Progress(NamedTuple):
     """0 until the plan is made."""
 
 
-class NativeEngine:
+class NativeEngine(CacheCalls, GrantCalls):
     """One engine: its links, caches, transfers and grants. Several may live in a process.
 
     Every method may be called from any thread and releases the interpreter lock while it blocks; ``timeout_s`` bounds
     it, None is no limit. Failures are :class:`NativeError`. A context manager; an engine that is garbage collected
     open gives a ResourceWarning.
     """
-
-    _handle: EngineHandle | None = None  # for __del__ of an engine whose constructor raised
 
     def __init__(
         self,
@@ -56,6 +52,9 @@ class NativeEngine:
         liveness_budget_s: float = 0.0,
         layout_digest: int = 0,
         layout_text: str = "",
+        one_way: bool = False,
+        ip_tos: int = 0,
+        socket_priority: int = 0,
     ) -> None:
         """Starts the engine's threads and listeners.
 
@@ -63,6 +62,8 @@ class NativeEngine:
         as ``"shm,tcp"`` restricts what may carry bulk bytes. ``secret`` and ``insecure``: design section 8.
         Zeros take the core's defaults (min(4, cores) threads, 500 ms, 3 s). ``layout_digest`` not 0 marks a cluster
         member, which links only with members of the same layout; ``layout_text`` is what a refused peer reads.
+        ``one_way``: a link carries transfers only of the end that opened it. ``ip_tos`` and ``socket_priority`` are set
+        on TCP sockets, best effort.
         """
         c_ip = ffi.new("char[]", listen_ip.encode()) if listen_ip is not None else ffi.NULL
         c_secret = ffi.from_buffer("uint8_t[]", secret) if secret else ffi.NULL
@@ -73,6 +74,7 @@ class NativeEngine:
             (lib.LDR_ENGINE_REMOTE_ACCESS if remote_access else 0)
             | (lib.LDR_ENGINE_INSECURE if insecure else 0)
             | (0 if allow_ptracer else lib.LDR_ENGINE_NO_PTRACER)
+            | (lib.LDR_ENGINE_ONE_WAY if one_way else 0)
         )
         params.cluster_id = cluster_id
         params.listen_ip = c_ip
@@ -85,6 +87,8 @@ class NativeEngine:
         params.liveness_budget_ns = timeout_ns(liveness_budget_s)
         params.layout_digest = layout_digest
         params.layout_text = c_layout_text
+        params.ip_tos = ip_tos
+        params.socket_priority = socket_priority
         self._handle = EngineHandle(params)
         self.cluster_id = cluster_id
         self.remote_access = remote_access
@@ -118,11 +122,6 @@ class NativeEngine:
             warnings.warn(f"engine of cluster {self.cluster_id} was never closed", ResourceWarning, 2, self)
             self.close()
 
-    @property
-    def _native(self) -> EngineHandle:
-        assert self._handle is not None  # set by the constructor, or there is no object to call a method of
-        return self._handle
-
     # Engine
 
     def listen(self, ip: str | None, port: int = 0) -> None:
@@ -133,6 +132,16 @@ class NativeEngine:
         with self._native as engine:
             check(lib.ldr_engine_listen(engine, ffi.NULL if ip is None else ip.encode(), port))
 
+    def listen_also(self, ip: str, port: int) -> None:
+        """One more TCP listener beside that one; the same address again is shared and counted. NativeError BIND."""
+        with self._native as engine:
+            check(lib.ldr_engine_listen_also(engine, ip.encode(), port))
+
+    def unlisten(self, ip: str, port: int) -> None:
+        """Gives up one share of it; the last closes the listener. NativeError NOT_FOUND when there is none."""
+        with self._native as engine:
+            check(lib.ldr_engine_unlisten(engine, ip.encode(), port))
+
     def info(self) -> EngineInfo:
         info = ffi.new("ldr_engine_info_t *")
         with self._native as engine:
@@ -141,11 +150,12 @@ class NativeEngine:
 
     # Links
 
-    def link(self, *, ip: str, port: int, timeout_s: float | None) -> LinkInfo:
-        """Connects to a listening engine; the link is then usable by both ends. Any number at once.
+    def link(self, *, ip: str, port: int, timeout_s: float | None, file_under: int | None = None) -> LinkInfo:
+        """Connects to a listening engine; the link is then usable by both ends (``one_way``: by this one). Any number
+        at once.
 
-        Filed under the id that the peer reports. NativeError: ALREADY_LINKED for a usable link, LINK_FAILED, TIMEOUT,
-        HANDSHAKE, MODE_MISMATCH, AUTH, VERSION, LAYOUT.
+        Filed under the id that the peer reports, or with ``one_way`` under ``file_under``. NativeError: ALREADY_LINKED
+        for a usable link, LINK_FAILED, TIMEOUT, HANDSHAKE, MODE_MISMATCH, AUTH, VERSION, LAYOUT.
         """
         c_ip = ffi.new("char[]", ip.encode())
         params = ffi.new("ldr_link_params_t *")
@@ -153,6 +163,9 @@ class NativeEngine:
         params.ip = c_ip
         params.port = port
         params.timeout_ns = timeout_ns(timeout_s)
+        if file_under is not None:
+            params.flags = lib.LDR_LINK_AS
+            params.cluster_id = file_under
         info = ffi.new("ldr_link_info_t *")
         with self._native as engine:
             check(lib.ldr_link_open(engine, params, info))
@@ -177,6 +190,11 @@ class NativeEngine:
             check(lib.ldr_link_query(engine, cluster_id, info))
         return link_info_from_c(info)
 
+    def probe_link(self, cluster_id: int, timeout_s: float | None) -> None:
+        """One round trip to the peer's engine. NativeError NOT_LINKED, TIMEOUT, LINK_BROKEN."""
+        with self._native as engine:
+            check(lib.ldr_link_probe(engine, cluster_id, timeout_ns(timeout_s)))
+
     def links(self) -> list[LinkInfo]:
         """All links, broken ones too."""
         capacity = 16
@@ -189,54 +207,32 @@ class NativeEngine:
                 return [link_info_from_c(infos[index]) for index in range(count_p[0])]
             capacity = count_p[0] + 16
 
-    # Caches
-
-    def register_cache(
-        self,
-        *,
-        kind: CacheKind,
-        placement: int,
-        remote_accessible: bool,
-        num_entries: int,
-        tensor_bytes: int,
-        addresses: Sequence[int],
-        keys: Sequence[NativeKey] = (),
-    ) -> int:
-        """The id of a new cache: 1, 2, 3 …, never re-used. The memory is the caller's and is not touched here; it must
-        stay until :meth:`unregister_cache`. ``addresses`` has one per tensor of ``tensor_bytes`` bytes."""
-        params, keep_alive = cache_to_c(kind, placement, remote_accessible, num_entries, tensor_bytes, addresses, keys)
-        cache_id_p = ffi.new("int64_t *")
-        with self._native as engine:
-            check(lib.ldr_cache_register(engine, params, cache_id_p))
-        del keep_alive
-        return cache_id_p[0]
-
-    def unregister_cache(self, cache_id: int) -> None:
-        """Who still reads it fails with NO_CACHE. An unknown id is success."""
-        with self._native as engine:
-            check(lib.ldr_cache_unregister(engine, cache_id))
-
     # Transfers
 
     def transfer(self, transfer: Transfer) -> TransferResult:
         """Moves the bytes and waits. All checks run before a byte moves. Transfers on one link queue up.
 
-        TypeError for a block list of a wrong type; NativeError otherwise, whose text says how far it came.
+        NativeError, whose text says how far it came.
         """
-        params, keep_alive = transfer_to_c(transfer)
         result = ffi.new("ldr_transfer_result_t *")
         with self._native as engine:
-            check(lib.ldr_transfer(engine, params, result))
-        del keep_alive
+            check(lib.ldr_transfer(engine, transfer.params, result))
         return result_from_c(result)
+
+    def run(self, transfer: Transfer) -> None:
+        """:meth:`transfer` without its result, which takes longer to make than a small transfer's arguments."""
+        handle = self._handle
+        assert handle is not None
+        with handle as engine:
+            status = lib.ldr_transfer(engine, transfer.params, ffi.NULL)
+        if status:
+            check(status)
 
     def submit(self, transfer: Transfer, *, user_tag: int = 0) -> int:
         """Starts a transfer and returns its operation id. Raises at once, or exactly one OP event follows."""
-        params, keep_alive = transfer_to_c(transfer)
         op_id_p = ffi.new("uint64_t *")
         with self._native as engine:
-            check(lib.ldr_transfer_submit(engine, params, user_tag, op_id_p))
-        del keep_alive
+            check(lib.ldr_transfer_submit(engine, transfer.params, user_tag, op_id_p))
         return op_id_p[0]
 
     def cancel(self, op_id: int) -> None:
@@ -274,7 +270,7 @@ class NativeEngine:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         events = ffi.new("ldr_event_t[]", max_events)
         count_p = ffi.new("uint32_t *")
-        with self._native as engine:
+        with self._native.held() as engine:
             while True:
                 check(lib.ldr_poll(engine, events, max_events, 0, count_p))
                 if count_p[0] or not self._wait_for_events(deadline):
@@ -291,71 +287,3 @@ class NativeEngine:
         is_ready = bool(poller.poll(remaining_ms))
         self._native.raise_if_closing()
         return is_ready
-
-    # Grants
-
-    def grant_mint(
-        self, *, cache_id: int, blocks: BlockList, num_tokens: int, layout_digest: int
-    ) -> tuple[GrantId, int]:
-        """Source: grants blocks of a blocks cache, in token order. Returns the id and the generation.
-
-        The blocks must not change until the GRANT_ENDED event.
-        """
-        params = ffi.new("ldr_grant_params_t *")
-        params.struct_size = ffi.sizeof("ldr_grant_params_t")
-        params.cache_id = cache_id
-        keep_alive = fill_block_list(params.blocks, "blocks", blocks)
-        params.num_tokens = num_tokens
-        params.layout_digest = layout_digest
-        grant_p, generation_p = ffi.new("ldr_grant_id_t *"), ffi.new("uint64_t *")
-        with self._native as engine:
-            check(lib.ldr_grant_mint(engine, params, grant_p, generation_p))
-        del keep_alive
-        return GrantId(grant_p.incarnation, grant_p.sequence, grant_p.nonce), generation_p[0]
-
-    def grant_revoke(self, sequence: int) -> None:
-        """Source: ends a grant, also an open one (its reader fails). Ended already is success."""
-        with self._native as engine:
-            check(lib.ldr_grant_revoke(engine, sequence))
-
-    def grant_stats(self) -> GrantStats:
-        """Source: its counters since it started."""
-        stats = ffi.new("ldr_grant_stats_t *")
-        with self._native as engine:
-            check(lib.ldr_grant_stats(engine, stats))
-        return grant_stats_from_c(stats)
-
-    def grant_open(
-        self,
-        *,
-        cluster_id: int,
-        grant: GrantId,
-        generation: int,
-        num_tokens: int,
-        layout_digest: int,
-        open_id: int,
-        timeout_s: float | None,
-    ) -> int:
-        """Sink: pins the granted blocks at the source and returns their number; one round trip, idempotent.
-
-        ``open_id`` is random and not 0; transfers name the grant by it. NativeError STALE, CONSUMED, EXPIRED,
-        UNKNOWN_GRANT, REVOKED or LAYOUT when the source refuses.
-        """
-        params = ffi.new("ldr_grant_open_params_t *")
-        params.struct_size = ffi.sizeof("ldr_grant_open_params_t")
-        params.cluster_id = cluster_id
-        params.grant.incarnation, params.grant.sequence, params.grant.nonce = grant
-        params.generation = generation
-        params.num_tokens = num_tokens
-        params.layout_digest = layout_digest
-        params.open_id = open_id
-        params.timeout_ns = timeout_ns(timeout_s)
-        num_blocks_p = ffi.new("uint64_t *")
-        with self._native as engine:
-            check(lib.ldr_grant_open(engine, params, num_blocks_p))
-        return num_blocks_p[0]
-
-    def grant_close(self, open_id: int, outcome: CloseOutcome, *, timeout_s: float | None) -> None:
-        """Sink: ends its reading; what was pulled may be used only after this returned for OK. Idempotent."""
-        with self._native as engine:
-            check(lib.ldr_grant_close(engine, open_id, outcome, timeout_ns(timeout_s)))

@@ -1,10 +1,12 @@
-"""The lifetime of one native engine: no call may run while it is destroyed, and none after."""
+"""The lifetime of one native engine."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,15 +20,17 @@ _handles: weakref.WeakSet[EngineHandle] = weakref.WeakSet()
 
 
 class EngineHandle:
-    """``with handle as pointer`` brackets every native call; :meth:`close` ends what is inside and waits for it.
+    """``with handle as pointer`` gives what native calls take, and refuses once the engine is closed.
 
-    Any thread may enter, any number at once. ``wake_fd`` becomes readable when closing begins, for who waits inside.
+    The native core itself ends calls that are inside when it closes, and answers those that come too late with CLOSED:
+    its handle lives as long as this object. Only who waits for the engine's descriptors needs :meth:`held`; ``wake_fd``
+    becomes readable for him when closing begins. Any thread, any number at once.
     """
 
     def __init__(self, params: CData) -> None:
         """Starts the engine of a ``ldr_engine_params_t *``. NativeError; OSError without a free descriptor."""
         self._is_closing = False
-        self._is_destroyed = False
+        self._is_closed = False
         self._reset()  # first: it can fail, and no engine would be left behind
         engine_p = ffi.new("ldr_engine_t **")
         try:
@@ -34,17 +38,17 @@ class EngineHandle:
         except NativeError:
             os.close(self.wake_fd)
             raise
-        self._pointer = engine_p[0]
+        self._pointer = ffi.gc(engine_p[0], lib.ldr_engine_destroy)
         _handles.add(self)
 
     def _reset(self) -> None:
-        self._num_users = 0
+        self._num_held = 0
         self._changed = threading.Condition(threading.Lock())
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
 
     def reset_in_child(self) -> None:
         """The threads that were inside, or held the lock, do not exist here, and the eventfd is the parent's too."""
-        if not self._is_destroyed:
+        if not self._is_closed:
             os.close(self.wake_fd)
             self._reset()
 
@@ -57,37 +61,43 @@ class EngineHandle:
             raise NativeError("the engine is closed: make a new one", NativeStatus.CLOSED)
 
     def __enter__(self) -> CData:
-        with self._changed:
+        if self._is_closing:
             self.raise_if_closing()
-            self._num_users += 1
         return self._pointer
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        pass
+
+    @contextmanager
+    def held(self) -> Iterator[CData]:
+        """For who waits for a descriptor of the engine and for ``wake_fd``: none of them is closed meanwhile."""
         with self._changed:
-            self._num_users -= 1
-            if self._is_closing:
+            self.raise_if_closing()
+            self._num_held += 1
+        try:
+            yield self._pointer
+        finally:
+            with self._changed:
+                self._num_held -= 1
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Fails the calls that are inside with CLOSED and destroys the engine; repeatable, also from several threads:
-        each returns when it is destroyed."""
+        """Fails the calls that are inside with CLOSED and ends the engine; repeatable, also from several threads: each
+        returns when it is gone."""
         with self._changed:
             is_first = not self._is_closing
             self._is_closing = True
             if not is_first:
-                self._changed.wait_for(lambda: self._is_destroyed)
+                self._changed.wait_for(lambda: self._is_closed)
                 return
             os.eventfd_write(self.wake_fd, 1)
-        # Who is inside may wait for a peer that never answers: shutting down is what ends that.
+            self._changed.wait_for(lambda: not self._num_held)
         lib.ldr_engine_shutdown(self._pointer)
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_users == 0)
-        lib.ldr_engine_destroy(self._pointer)
         os.close(self.wake_fd)
         with self._changed:
-            self._is_destroyed = True
+            self._is_closed = True
             self._changed.notify_all()
 
 

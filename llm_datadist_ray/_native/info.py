@@ -39,6 +39,8 @@ class LinkInfo:
     peer_address: str
     bytes_pulled: dict[Path, int]
     bytes_pushed: dict[Path, int]
+    is_inbound: bool = False
+    """One-way engines: opened by the peer, of no use for transfers from here."""
 
     @property
     def is_ready(self) -> bool:
@@ -77,6 +79,7 @@ def link_info_from_c(info: CData) -> LinkInfo:
         peer_address=ffi.string(info.peer_address).decode(errors="replace"),
         bytes_pulled=bytes_by_path(info.bytes_pulled),
         bytes_pushed=bytes_by_path(info.bytes_pushed),
+        is_inbound=bool(info.is_inbound),
     )
 
 

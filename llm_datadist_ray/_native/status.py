@@ -20,6 +20,7 @@ class NativeStatus(IntEnum):
     NO_PATH = -6
     UNSUPPORTED = -7
     BUSY = -8
+    KEY_BOUND = -9
     STALE = -20
     CONSUMED = -21
     EXPIRED = -22
@@ -35,6 +36,7 @@ class NativeStatus(IntEnum):
     LAYOUT = -47
     UNLINK_FAILED = -48
     HANDSHAKE = -49
+    POOL_FULL = -60
     INTERNAL = -80
     NO_MEMORY = -81
     FORKED = -82
@@ -46,6 +48,8 @@ class NativeStatus(IntEnum):
 STATUS_CODES: dict[NativeStatus, LLMStatusCode] = {
     NativeStatus.OK: LLMStatusCode.LLM_SUCCESS,
     NativeStatus.INVALID: LLMStatusCode.LLM_PARAM_INVALID,
+    NativeStatus.KEY_BOUND: LLMStatusCode.LLM_PARAM_INVALID,
+    NativeStatus.POOL_FULL: LLMStatusCode.LLM_OUT_OF_MEMORY,
     NativeStatus.MODE_MISMATCH: LLMStatusCode.LLM_PARAM_INVALID,
     NativeStatus.NO_CACHE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
     NativeStatus.TIMEOUT: LLMStatusCode.LLM_TIMEOUT,

@@ -14,12 +14,10 @@ from llm_datadist_ray.actors.status import LinkStatus, WorkerStatus
 from llm_datadist_ray.datadist import LLMDataDist
 from llm_datadist_ray.engines.base import Engine
 from llm_datadist_ray.errors import LLMException
+from llm_datadist_ray.events import EventHandler
 from llm_datadist_ray.handoff.blocks import BlockAllocator
-from llm_datadist_ray.handoff.events import EventHandler, EventThread
 from llm_datadist_ray.membership import Membership
 from llm_datadist_ray.types import LLMRole
-
-_CLOSE_TIMEOUT_S = 5.0
 
 
 class WorkerCore:
@@ -62,15 +60,16 @@ class WorkerCore:
         self.incarnation = info.incarnation
         self._port = info.listen_port
         self.cache_id = self.memory.register(self._datadist.cache_manager, cluster_id).cache_id
-        self._events: EventThread | None = None
 
     @property
     def address(self) -> str:
         return f"{self._host}:{self._port}"
 
     def listen_to_events(self, handlers: dict[EventKind, EventHandler]) -> None:
-        """Starts the one thread that reads the native event queue; once."""
-        self._events = EventThread(self.native, handlers)
+        """From now on until :meth:`close`, in the thread of :attr:`LLMDataDist.events`."""
+        handlers = {EventKind.LINK_DOWN: lambda event: None, **handlers}  # somebody must empty the queue
+        for kind, handler in handlers.items():
+            self._datadist.events.subscribe(kind, handler)
 
     def record(self, actor_name: str) -> MemberRecord:
         return MemberRecord(
@@ -108,10 +107,8 @@ class WorkerCore:
         return WorkerStatus(self.allocator.counts(), num_requests, links, grants)
 
     def close(self) -> None:
-        """Closes the native engine: peers see the links go at once. Repeatable."""
+        """Closes the native engine: peers see the links go at once. Handlers have ended. Repeatable."""
         self._datadist.finalize()
-        if self._events is not None:
-            self._events.join(_CLOSE_TIMEOUT_S)
 
     def _init(self, config: ClusterConfig, membership: Membership) -> None:
         try:

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from llm_datadist_ray.cache.manager import CacheManager
+from llm_datadist_ray.cache.task import TransferTask
 
-__all__ = ["CacheManager"]
+__all__ = ["CacheManager", "TransferTask"]

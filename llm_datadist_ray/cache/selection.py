@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from llm_datadist_ray._native import ALL_TENSORS, TensorSpan
+from llm_datadist_ray._native import ALL_TENSORS, NativeError, NativeStatus, TensorSpan
 from llm_datadist_ray.checks import check_isinstance, check_layer_range, check_uint32
 from llm_datadist_ray.errors import raise_if_false
+from llm_datadist_ray.types import Cache, KvCache
 
 DEFAULT_TENSORS_PER_LAYER = 2
 _MAX_TENSOR = 2**32 - 1
@@ -24,6 +26,9 @@ class Selection(NamedTuple):
     flaw: str | None = None
 
 
+EVERYTHING = Selection(ALL_TENSORS, ALL_TENSORS)
+
+
 def check_tensors_per_layer(value: Any) -> None:
     check_uint32("tensor_num_per_layer", value)
     raise_if_false(value > 0, "tensor_num_per_layer should be greater than zero, but got 0")
@@ -39,12 +44,18 @@ def check_pull_range(name: str, value: Any) -> range | None:
     return value if _num_layers(value) else None
 
 
-def pull_selection(src_layers: range | None, dst_layers: range | None, num_tensors: int, per_layer: int) -> Selection:
-    """Tensors of a pull into a local cache of ``num_tensors``. That both sides have as many, and that they exist, is
-    checked by the native core, which knows the peer's cache."""
+def pull_selection(dst_cache: Cache | KvCache, kwargs: Mapping[str, Any]) -> Selection:
+    """Tensors of a pull into ``dst_cache``, by the keyword extras of the pull methods; every other keyword is ignored
+    (spec §5.1). That both sides have as many, and that they exist, is checked by the native core, which knows the
+    peer's cache. TypeError, ValueError, LLMException(LLM_PARAM_INVALID) otherwise.
+    """
+    per_layer = kwargs.get("tensor_num_per_layer", DEFAULT_TENSORS_PER_LAYER)
+    check_tensors_per_layer(per_layer)
+    src_layers = check_pull_range("src_layer_range", kwargs.get("src_layer_range"))
+    dst_layers = check_pull_range("dst_layer_range", kwargs.get("dst_layer_range"))
     if src_layers is None and dst_layers is None:
-        return Selection(ALL_TENSORS, ALL_TENSORS)
-    return _selection(dst_layers, src_layers, 1, num_tensors, per_layer)
+        return EVERYTHING
+    return _selection(dst_layers, src_layers, 1, dst_cache.cache_desc.num_tensors, per_layer)
 
 
 def push_selection(src_layer_range: Any, dst_layer_range: Any, num_tensors: int, per_layer: int) -> Selection | None:
@@ -63,6 +74,14 @@ def push_selection(src_layer_range: Any, dst_layer_range: Any, num_tensors: int,
         f"src_layer_range {src_layers} and dst_layer_range {dst_layers} should have equally many layers",
     )
     return _selection(src_layers, dst_layers, num_layers, num_tensors, per_layer) if num_layers else None
+
+
+def explained(error: NativeError, flaw: str | None) -> NativeError:
+    """``error`` of a transfer; when the core calls it invalid, which may be because of the ``flaw`` of its selection,
+    its text says that, too."""
+    if flaw is None or error.native_status != NativeStatus.INVALID:
+        return error
+    return NativeError(f"{error.args[0]}; also: {flaw}", error.native_status)
 
 
 def _selection(

@@ -19,8 +19,8 @@ class Grant:
 class GrantSource:
     """Mints grants for blocks of one registered blocks cache. Any thread; no method waits for a peer.
 
-    Give :meth:`on_grant_ended` to an :class:`~llm_datadist_ray.handoff.events.EventThread` for GRANT_ENDED: only that
-    event makes granted blocks free again, whoever ended the grant.
+    Subscribe :meth:`on_grant_ended` to GRANT_ENDED at the engine's :class:`~llm_datadist_ray.events.EventDispatcher`:
+    only that event makes granted blocks free again, whoever ended the grant.
     """
 
     def __init__(self, engine: NativeEngine, allocator: BlockAllocator, *, cache_id: int, layout_digest: int) -> None:

@@ -13,6 +13,7 @@ from llm_datadist_ray.types.enums import Placement
 
 CPU_CACHE_ID = -1
 """Id of a cache that exists only as a description of the caller's host memory."""
+_NO_CACHE_ID = 0
 
 _log = logging.getLogger("llm_datadist_ray.types.cache")
 
@@ -76,6 +77,12 @@ class Cache:
     def is_registered(self) -> bool:
         """The memory is the caller's and not from a pool."""
         return self._is_registered
+
+    def id_for(self, cache_manager: object) -> int:
+        """For the manager: the id there, or 0, which no cache has, when an earlier one has made this cache: after each
+        ``init`` ids begin anew."""
+        maker = self._cache_manager
+        return self._cache_id if maker is cache_manager or maker is None else _NO_CACHE_ID
 
     def mark_deallocated(self) -> None:
         """For the manager: the addresses are no longer this cache's. Repeatable."""
@@ -165,6 +172,11 @@ class KvCache:
     def is_valid(self) -> bool:
         """Not deallocated yet."""
         return self._is_valid
+
+    def id_for(self, kv_cache_manager: object) -> int:
+        """As :meth:`Cache.id_for`."""
+        maker = self._kv_cache_manager
+        return self._cache_id if maker is kv_cache_manager or maker is None else _NO_CACHE_ID
 
     def mark_deallocated(self) -> None:
         """For the manager: the addresses are no longer this cache's. Repeatable."""

@@ -71,6 +71,11 @@ def _check_cache_key(name: str, value: Any) -> None:
     check_isinstance(name, value, (BlocksCacheKey, CacheKeyByIdAndIndex))
 
 
+def num_layers(layers: range | None) -> int:
+    """``len`` of a checked layer range, which itself does not count beyond 63 bits."""
+    return 0 if layers is None else layers.stop - layers.start
+
+
 class TransferWithCacheKeyConfig:
     """One destination of a remote-access layer-wise transfer, by cache key (spec api-types §10.4).
 
@@ -94,7 +99,7 @@ class TransferWithCacheKeyConfig:
         check_layer_range("src_layer_range", src_layer_range, allow_none=False)
         check_layer_range("dst_layer_range", dst_layer_range, allow_none=False)
         raise_if_false(
-            len(src_layer_range or ()) == len(dst_layer_range or ()),
+            num_layers(src_layer_range) == num_layers(dst_layer_range),
             f"src_layer_range {src_layer_range} and dst_layer_range {dst_layer_range} should have the same length",
         )
         self.cache_key = cache_key

@@ -43,6 +43,7 @@ enum {
   LDR_ERR_NO_PATH = -6,           /* no allowed data path reaches a remote region; nothing moved */
   LDR_ERR_UNSUPPORTED = -7,       /* a combination that the specification forbids (host to host, two-sided) */
   LDR_ERR_BUSY = -8,              /* a bound is reached (operations in flight); try later */
+  LDR_ERR_KEY_BOUND = -9,         /* an allocation names a key that is bound already, or one key twice; nothing was allocated */
   LDR_ERR_STALE = -20,            /* grant of another incarnation or an older generation */
   LDR_ERR_CONSUMED = -21,         /* grant was closed before, or is open for another sink */
   LDR_ERR_EXPIRED = -22,          /* grant ended because its sink or its time was gone */
@@ -58,6 +59,7 @@ enum {
   LDR_ERR_LAYOUT = -47,           /* both are cluster members and their KV layouts differ */
   LDR_ERR_UNLINK_FAILED = -48,    /* peer unreachable; the local half is kept */
   LDR_ERR_HANDSHAKE = -49,        /* the peer closed the connection or answered nonsense during the handshake */
+  LDR_ERR_POOL_FULL = -60,        /* the pool has no free range of that size; the text has what was asked for and what is free */
   LDR_ERR_INTERNAL = -80,
   LDR_ERR_NO_MEMORY = -81,
   LDR_ERR_FORKED = -82,
@@ -92,7 +94,8 @@ typedef struct ldr_engine ldr_engine_t;
 enum {
   LDR_ENGINE_REMOTE_ACCESS = 1, /* mode: peers read and write caches one-sidedly; else two-sided */
   LDR_ENGINE_INSECURE = 2,      /* no secret needed, not even one uid and one host */
-  LDR_ENGINE_NO_PTRACER = 4     /* never call PR_SET_PTRACER_ANY (design section 3, cma) */
+  LDR_ENGINE_NO_PTRACER = 4,    /* never call PR_SET_PTRACER_ANY (design section 3, cma) */
+  LDR_ENGINE_ONE_WAY = 8        /* a link carries transfers only of the side that opened it (spec api-datadist 4.4); both ends alike, else MODE_MISMATCH */
 };
 
 typedef struct {
@@ -109,6 +112,8 @@ typedef struct {
   int64_t liveness_budget_ns;    /* 0: 3 s */
   uint64_t layout_digest;        /* 0: not a cluster member, layouts are not compared */
   const char *layout_text;       /* shown to the peer in a layout mismatch; may be NULL */
+  uint32_t ip_tos;               /* IP_TOS (IPv6: the traffic class) of TCP sockets; 0 and more than 255: the kernel's. Best effort, as the next */
+  uint32_t socket_priority;      /* SO_PRIORITY; 0: the kernel's. More than 6 takes CAP_NET_ADMIN */
 } ldr_engine_params_t;
 
 typedef struct {
@@ -117,7 +122,7 @@ typedef struct {
   uint32_t listen_port; /* 0: not listening */
   uint32_t path_set;
   uint32_t num_copy_threads;
-  uint32_t num_links;
+  uint32_t num_links;   /* READY and usable from here: inbound ones do not count */
   uint32_t num_caches;
   uint32_t num_ops_in_flight;
   uint64_t bytes_pulled[5]; /* initiated here, by path, completed successfully */
@@ -126,15 +131,20 @@ typedef struct {
 } ldr_engine_info_t;
 
 ldr_status_t ldr_engine_create(const ldr_engine_params_t *params, ldr_engine_t **engine_p);
-/* Once, before destroy. Does what destroy does up to freeing the handle: what is in flight, also blocking calls of other threads, fails with LDR_ERR_CLOSED,
- * and so does every later call; the handle stays valid. For callers that must wait for their other threads before they destroy. NULL is allowed. */
+/* Once. Fails what is in flight, also blocking calls of other threads, with LDR_ERR_CLOSED, closes all links (peers see them gone at once), joins all threads and
+ * frees what the engine held, its descriptors too. Only the handle stays: every later call on it is LDR_ERR_CLOSED. Blocks for the running copy
+ * batches (tens of ms) and raw copies only. NULL is allowed. */
 void ldr_engine_shutdown(ldr_engine_t *engine);
-/* Once. Fails what is in flight with LDR_ERR_CLOSED, closes all links (peers see them gone at once), joins all threads.
- * Blocks for the running copy batches only (tens of ms). NULL is allowed. */
+/* Once. The same, unless that was done before, and the end of the handle. NULL is allowed. */
 void ldr_engine_destroy(ldr_engine_t *engine);
 ldr_status_t ldr_engine_info(ldr_engine_t *engine, ldr_engine_info_t *info_p);
 /* Starts, moves or (ip NULL) stops the TCP listener. The same port as now changes nothing (spec api-datadist 6.1). On LDR_ERR_BIND the old one is gone. */
 ldr_status_t ldr_engine_listen(ldr_engine_t *engine, const char *ip, uint32_t port);
+/* One more TCP listener beside that one, which it neither moves nor stops; port is not 0. Where an address is listened on already (also by the one
+ * of ldr_engine_listen, also by a wildcard of the port) the listener is shared, and every call counts. LDR_ERR_BIND names ip and port. */
+ldr_status_t ldr_engine_listen_also(ldr_engine_t *engine, const char *ip, uint32_t port);
+/* Gives up one such share; the last one closes the listener, unless ldr_engine_listen wants it. NOT_FOUND when there is none. Links stay. */
+ldr_status_t ldr_engine_unlisten(ldr_engine_t *engine, const char *ip, uint32_t port);
 
 /* ---- events ----------------------------------------------------------------------------------------------------
  * One queue per engine: completions of submitted operations and what happened to links and grants. */
@@ -157,21 +167,30 @@ typedef struct {
 
 int ldr_engine_event_fd(ldr_engine_t *engine); /* readable while events are queued; owned by the engine; poll it, never read it */
 /* Takes up to capacity events; blocks up to timeout_ns for the first. *count_p = 0 after the timeout with LDR_OK;
- * LDR_ERR_CLOSED once the engine is being destroyed and the queue is empty. */
+ * LDR_ERR_CLOSED once the engine is shut down: what was in the queue is gone with it. Of the links' events only the newest 4096 are kept for who does
+ * not take them; ldr_link_list tells how things stand. */
 ldr_status_t ldr_poll(ldr_engine_t *engine, ldr_event_t *events, uint32_t capacity, int64_t timeout_ns, uint32_t *count_p);
 
-/* ---- links ------------------------------------------------------------------------------------------------------ */
+/* ---- links --------------------------------------------------------------------------------------------------------
+ * In one-way engines (LDR_ENGINE_ONE_WAY) A to B and B to A are two links, each with a life of its own. What the peer opened is served here and listed with
+ * is_inbound, and that is all: nothing finds it by id, it raises no LINK_UP or LINK_DOWN, it goes with its opener's end, and with it the grants that
+ * the peer has open here. */
 enum { LDR_LINK_READY = 1, LDR_LINK_BROKEN = 2 };
+
+enum { LDR_LINK_AS = 1 /* filed under cluster_id, whatever the peer calls itself; one-way engines only, else INVALID */ };
 
 typedef struct {
   uint32_t struct_size;
   uint32_t port;
   const char *ip;
   int64_t timeout_ns; /* bounds everything: connect, handshake, both halves */
+  uint32_t flags;     /* LDR_LINK_AS */
+  uint32_t reserved;
+  uint64_t cluster_id;
 } ldr_link_params_t;
 
 typedef struct {
-  uint64_t cluster_id;   /* the peer's own word for it */
+  uint64_t cluster_id;   /* the peer's own word for it, or the LDR_LINK_AS of its opener here */
   uint64_t incarnation;
   uint64_t epoch;        /* grows with every link this engine makes */
   uint32_t state;        /* LDR_LINK_x */
@@ -182,15 +201,21 @@ typedef struct {
   uint64_t bytes_pulled[5];
   uint64_t bytes_pushed[5];
   char peer_address[64]; /* "127.0.0.1:26000" */
+  uint32_t is_inbound;   /* one-way engines: opened by the peer, not usable from here */
+  uint32_t reserved;
 } ldr_link_info_t;
 
 /* Blocking; any number at once. A link to a peer that was seen dead is replaced, a usable one gives ALREADY_LINKED. Usable in both directions
- * by both ends. Filed under the cluster id that the peer reports (spec api-datadist 4.3). */
+ * by both ends, but for one-way engines. Filed under the cluster id that the peer reports (spec api-datadist 4.3), or see LDR_LINK_AS. One-way engines also give
+ * ALREADY_LINKED for a peer that has a usable link under another id, and INVALID for themselves. */
 ldr_status_t ldr_link_open(ldr_engine_t *engine, const ldr_link_params_t *params, ldr_link_info_t *info_p);
 /* force = 0: the peer drops its half too (ip and port are tried first: unreachable gives UNLINK_FAILED or TIMEOUT and keeps the link; ip NULL skips
- * that). force = 1: only the local half. Waits for the transfer that runs on the link, within the timeout. No link: LDR_OK. */
+ * that). force = 1: only the local half. Waits for the transfer that runs on the link, within the timeout. No link: LDR_OK. One-way engines: always as with
+ * force = 1; the peer's inbound half goes by itself. */
 ldr_status_t ldr_link_close(ldr_engine_t *engine, uint64_t cluster_id, int32_t force, const char *ip, uint32_t port, int64_t timeout_ns);
 ldr_status_t ldr_link_query(ldr_engine_t *engine, uint64_t cluster_id, ldr_link_info_t *info_p); /* also broken ones; NOT_LINKED when none */
+/* One round trip over the control connection; the peer's event loop answers. NOT_LINKED (also when it is broken, or unlinked meanwhile), TIMEOUT, LINK_BROKEN. */
+ldr_status_t ldr_link_probe(ldr_engine_t *engine, uint64_t cluster_id, int64_t timeout_ns);
 ldr_status_t ldr_link_list(ldr_engine_t *engine, ldr_link_info_t *infos, uint32_t capacity, uint32_t *count_p); /* *count_p: all there are */
 
 /* ---- caches ----------------------------------------------------------------------------------------------------- */
@@ -221,8 +246,46 @@ typedef struct {
 /* Ids count up from 1 and are never re-used. Key conflicts as spec api-cachemanager 2.3, "register" rows. */
 ldr_status_t ldr_cache_register(ldr_engine_t *engine, const ldr_cache_params_t *params, int64_t *cache_id_p);
 /* Readers that are still copying fail with NO_CACHE, and none touches the memory through us after the return on unix and tcp; on shm and cma their
- * result is discarded. Unknown id: LDR_OK. */
+ * result is discarded. Unknown id: LDR_OK. An allocated cache goes with its keys; its memory goes back when no two-sided pull reads it any more. */
 ldr_status_t ldr_cache_unregister(ldr_engine_t *engine, int64_t cache_id);
+
+/* ---- pools and allocated caches (spec api-cachemanager 2.3, 2.4, 4) ------------------------------------------------- */
+enum { LDR_POOL_LAZY = 1 /* pages come with their first touch; else all of them are there on return */ };
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t placement;  /* LDR_PLACEMENT_x; caches of this placement come from it */
+  uint64_t size_bytes; /* rounded down to whole pages; at least one */
+  uint32_t page_shift; /* a page of the pool has 1 << page_shift bytes; 10 to 30, 0: 16 */
+  uint32_t flags;      /* LDR_POOL_x */
+} ldr_pool_params_t;
+
+typedef struct {
+  uint64_t size_bytes;
+  uint64_t page_bytes;
+  uint64_t used_bytes;         /* whole pages, also those of caches that only a reader or a key keeps */
+  uint64_t largest_free_bytes;
+  uint64_t huge_bytes;         /* of the mapping, backed by huge pages when it was made */
+  uint32_t num_free_ranges;
+  uint32_t num_allocations;    /* caches */
+} ldr_pool_info_t;
+
+/* One for each placement, else INVALID; lives as long as the engine and its caches. One sealed shared mapping, so the shm path reaches it. More than the
+ * memory that is available now (unless LAZY), or a mapping that fails: NO_MEMORY. */
+ldr_status_t ldr_pool_create(ldr_engine_t *engine, const ldr_pool_params_t *params);
+ldr_status_t ldr_pool_info(ldr_engine_t *engine, uint32_t placement, ldr_pool_info_t *info_p); /* NOT_FOUND: no such pool */
+/* As register, but the memory comes from the pool of that placement: whole pages for each tensor, contents undefined. params->addresses is NULL,
+ * remote_accessible is taken as 1; addresses has room for num_tensors. Keys must be free: KEY_BOUND (placeholders do not count). POOL_FULL, KEY_BOUND and
+ * INVALID (no pool, too many keys, shape) leave nothing behind. */
+ldr_status_t ldr_cache_allocate(ldr_engine_t *engine, const ldr_cache_params_t *params, int64_t *cache_id_p, uint64_t *addresses);
+/* Memory that goes back can be allocated again at once. A pull that still reads it fails; a push of a peer over shm or cma that was inside a batch then
+ * can still land there: as upstream, whoever deallocates must know that nobody writes (handoffs do without such pushes).
+ * Drops the id: contiguous memory goes back when no bound key remains and no two-sided pull reads it; a blocks cache loses its key and is gone for new
+ * pulls at once. Here the id is unknown from now on; peers still find a contiguous cache by its keys and by (id, batch) while keys remain.
+ * Unknown or dropped id: NO_CACHE. A registered cache: OK, nothing happens. */
+ldr_status_t ldr_cache_deallocate(ldr_engine_t *engine, int64_t cache_id);
+/* Unbinds a key of an allocated cache; batch_index is ignored. Unknown key, placeholder, or a key of a registered cache: OK without effect. */
+ldr_status_t ldr_cache_remove_key(ldr_engine_t *engine, const ldr_cache_key_t *key);
 
 /* ---- transfers --------------------------------------------------------------------------------------------------
  * One call moves any number of pieces. All checks of spec api-cachemanager 5.4 / 7 run here, in that order, and before a byte moves. Transfers on one link run
@@ -233,7 +296,12 @@ enum {
   LDR_BY_REQUEST_KEY = 1, /* key_id, model_id */
   LDR_BY_PREFIX_KEY = 2,  /* key_id, model_id */
   LDR_BY_BLOCKS_KEY = 3,  /* model_id */
-  LDR_BY_OPEN_GRANT = 4   /* key_id = open id; the granted blocks, in order, are the source blocks */
+  LDR_BY_OPEN_GRANT = 4,  /* key_id = open id; the granted blocks, in order, are the source blocks */
+  LDR_BY_ADDRESS = 5      /* key_id = address in the peer's memory, inside one tensor of a cache of the peer. Pushes of one tensor, two-sided engines only
+                             (spec api-cachemanager 8.3, TransferConfig) */
+};
+enum {
+  LDR_TRANSFER_KEEP_KEY = 1 /* a two-sided pull leaves the request key of an allocated cache bound; else its success consumes it (spec 5.5) */
 };
 enum {
   LDR_MOVE_ENTRY = 0,          /* contiguous to contiguous, one batch entry */
@@ -268,6 +336,12 @@ typedef struct {
   ldr_block_list_t src_blocks; /* BY_OPEN_GRANT: empty = all granted blocks, else positions in the grant */
   ldr_block_list_t dst_blocks;
   int64_t timeout_ns;          /* from the moment the link is ours */
+  uint64_t local_offset_bytes; /* pulls of MOVE_ENTRY: where inside the entry of each side; a size of -1 is what follows the local one */
+  uint64_t remote_offset_bytes;
+  uint64_t dst_block_bytes;    /* pushes with dst_blocks: what the caller takes for a destination block; 0: not given. ENTRY_TO_BLOCKS: pieces of this
+                                * size (needed when the target is an address); BLOCKS: the local stride. Either equals the stride of a keyed target (spec 8.3) */
+  uint32_t flags;              /* LDR_TRANSFER_x */
+  uint32_t reserved2;
 } ldr_transfer_params_t;
 
 typedef struct {
@@ -343,6 +417,39 @@ ldr_status_t ldr_grant_stats(ldr_engine_t *engine, ldr_grant_stats_t *stats_p);
 ldr_status_t ldr_grant_open(ldr_engine_t *engine, const ldr_grant_open_params_t *params, uint64_t *num_blocks_p);
 /* Decode only after LDR_OK for CLOSE_OK. Idempotent. The open id is forgotten here after any answer of the source. */
 ldr_status_t ldr_grant_close(ldr_engine_t *engine, uint64_t open_id, uint32_t outcome, int64_t timeout_ns);
+
+/* ---- local copies (spec api-cachemanager 9) ------------------------------------------------------------------------
+ * Done by the calling thread when they return. Source and destination may overlap. Pairs are done in the order of the lists, and neighbours that continue each
+ * other on both sides as one move, as if it read all of its source before it writes. Layouts and placements are not compared. */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t move;               /* LDR_MOVE_ENTRY, LDR_MOVE_BLOCKS */
+  int64_t src_cache_id;
+  int64_t dst_cache_id;        /* may be the same */
+  uint32_t src_batch_index;    /* this and the next three: MOVE_ENTRY */
+  uint32_t dst_batch_index;
+  uint64_t offset_bytes;       /* inside the entry, on both sides */
+  int64_t size_bytes;          /* > 0, or -1 for the rest of the source entry */
+  ldr_block_list_t src_blocks; /* MOVE_BLOCKS: src_blocks[k] to dst_blocks[k]; no pair at all is allowed */
+  ldr_block_list_t dst_blocks;
+} ldr_local_copy_params_t;
+
+/* All tensors of both caches. NO_CACHE, INVALID: nothing was written. A cache that is unregistered meanwhile gives NO_CACHE, an engine that is destroyed CLOSED:
+ * then the destination may be partly written, and nothing is touched after the other call has returned. */
+ldr_status_t ldr_cache_copy(ldr_engine_t *engine, const ldr_local_copy_params_t *params);
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t num_tensors;
+  const uint64_t *src_addresses; /* num_tensors; block b of a tensor is at its address + b * block_bytes */
+  const uint64_t *dst_addresses;
+  uint64_t block_bytes;
+  ldr_block_list_t src_blocks;
+  ldr_block_list_t dst_blocks;
+} ldr_raw_copy_params_t;
+
+/* Of no cache: the memory is the caller's to know and to keep. The engine, with its pools, is not destroyed meanwhile. INVALID: nothing was written. */
+ldr_status_t ldr_raw_copy(ldr_engine_t *engine, const ldr_raw_copy_params_t *params);
 
 /* ---- block hashing -----------------------------------------------------------------------------------------------
  * The arithmetic of a model that does not exist (engines/synthetic.py): KV bytes made from 64 bits per position, and one hash over every byte of a

@@ -255,6 +255,7 @@ Status Admission::Impl::on_ready(const ConnectionPtr &c, const Frame &frame, boo
   if (a.facts.is_self && visitor->attached() && visitor->pid != getpid())
     return fail(LDR_ERR_AUTH, "process %d claims to be an engine of process %d", int(visitor->pid), int(getpid()));
   a.facts.is_server_half = true;
+  a.facts.is_inbound = engine.config.one_way;
   a.facts.peer_pid = visitor->pid;
   a.facts.path_set = path_set;
   a.page = visitor->page;

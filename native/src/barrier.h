@@ -10,11 +10,15 @@
 #include <new>
 
 #include "engine.h"
+#include "fork.h"
 #include "status.h"
 
+// Outlives its engine, so that a call that comes too late is answered.
 struct ldr_engine {
-  std::unique_ptr<ldr::Engine> engine;
+  std::unique_ptr<ldr::Engine> engine;  // none after ldr_engine_shutdown
+  uint64_t fork_generation = ldr::fork_generation();
   std::atomic<uint32_t> calls{0};  // running calls; the top bit: being destroyed
+  bool forked() const { return fork_generation != ldr::fork_generation(); }
 };
 
 namespace ldr {
@@ -23,9 +27,13 @@ namespace ldr {
 Status enter(ldr_engine_t *handle, Engine **engine_p);
 // What guarded() does at its end; nothing to do when enter() was not called or refused.
 void leave() noexcept;
+// Of a handle that this call has entered: a long call looks at it from time to time.
+bool is_closing(const ldr_engine_t *handle);
 // Refuses new calls. Then: waits until the running ones have left.
 void close_handle(ldr_engine_t *handle);
 void wait_for_calls(ldr_engine_t *handle);
+// Both, and the engine is gone; the handle stays.
+void end_engine(ldr_engine_t *handle);
 
 // The body of every C function that returns a status: f returns Status; the text of an error becomes ldr_last_error().
 template <class F> ldr_status_t guarded(F f) noexcept {

@@ -46,6 +46,7 @@ void describe(const Link &link, ldr_link_info_t *info) {
     info->bytes_pulled[path] = link.bytes_pulled[path].load(std::memory_order_relaxed);
     info->bytes_pushed[path] = link.bytes_pushed[path].load(std::memory_order_relaxed);
   }
+  info->is_inbound = facts.is_inbound;
   snprintf(info->peer_address, sizeof(info->peer_address), "%s", facts.address.c_str());
 }
 
@@ -53,10 +54,10 @@ void describe(const Link &link, ldr_link_info_t *info) {
 
 Status enter(ldr_engine_t *handle, Engine **engine_p) {
   if (!handle) return fail(LDR_ERR_INVALID, "the engine is NULL");
-  if (handle->engine->forked()) return fail(LDR_ERR_FORKED, "this engine was inherited by fork(); make a new one in this process");
-  bool closing = handle->calls.fetch_add(1) & kClosing;
+  if (handle->forked()) return fail(LDR_ERR_FORKED, "this engine was inherited by fork(); make a new one in this process");
+  const bool closing = handle->calls.fetch_add(1) & kClosing;
   entered = handle;
-  *engine_p = handle->engine.get();
+  *engine_p = closing ? nullptr : handle->engine.get();  // once it is closing it may go at any moment
   return closing ? fail(LDR_ERR_CLOSED, "the engine is being destroyed") : Status::success();
 }
 
@@ -68,12 +69,23 @@ void leave() noexcept {
   last.left.notify_all();
 }
 
+bool is_closing(const ldr_engine_t *handle) { return handle->calls & kClosing; }
+
 void close_handle(ldr_engine_t *handle) { handle->calls.fetch_or(kClosing); }
 
 void wait_for_calls(ldr_engine_t *handle) {
   LastCall &last = last_call();
   std::unique_lock lock(last.mutex);
   last.left.wait(lock, [handle] { return handle->calls == kClosing; });
+}
+
+// Calls that are inside end with CLOSED; those that come later do not touch the engine any more.
+void end_engine(ldr_engine_t *handle) {
+  close_handle(handle);
+  if (!handle->engine) return;
+  handle->engine->shutdown();
+  wait_for_calls(handle);
+  handle->engine.reset();
 }
 
 }  // namespace ldr
@@ -102,21 +114,17 @@ ldr_status_t ldr_engine_create(const ldr_engine_params_t *params, ldr_engine_t *
 }
 
 void ldr_engine_shutdown(ldr_engine_t *handle) {
-  if (!handle || handle->engine->forked()) return;
+  if (!handle || handle->forked()) return;
   (void)guarded([&] {
-    close_handle(handle);
-    handle->engine->shutdown();
+    end_engine(handle);
     return Status::success();
   });
 }
 
 void ldr_engine_destroy(ldr_engine_t *handle) {
-  if (!handle) return;
-  if (handle->engine->forked()) return;  // its threads are not here; what it held was closed in the fork handler, its memory stays
+  if (!handle || handle->forked()) return;  // forked: its threads are not here; what it held was closed in the fork handler, its memory stays
   (void)guarded([&] {
-    close_handle(handle);
-    handle->engine->shutdown();
-    wait_for_calls(handle);
+    end_engine(handle);
     delete handle;
     return Status::success();
   });
@@ -142,13 +150,37 @@ ldr_status_t ldr_engine_listen(ldr_engine_t *handle, const char *ip, uint32_t po
   });
 }
 
-int ldr_engine_event_fd(ldr_engine_t *handle) { return handle && !handle->engine->forked() ? handle->engine->events.fd() : -1; }
+ldr_status_t ldr_engine_listen_also(ldr_engine_t *handle, const char *ip, uint32_t port) {
+  return guarded([&]() -> Status {
+    Engine *engine;
+    if (Status status = enter(handle, &engine); !status.ok()) return status;
+    return ip ? engine->listener.listen_also(ip, port) : missing("ip");
+  });
+}
+
+ldr_status_t ldr_engine_unlisten(ldr_engine_t *handle, const char *ip, uint32_t port) {
+  return guarded([&]() -> Status {
+    Engine *engine;
+    if (Status status = enter(handle, &engine); !status.ok()) return status;
+    return ip ? engine->listener.give_up(ip, port) : missing("ip");
+  });
+}
+
+int ldr_engine_event_fd(ldr_engine_t *handle) {
+  int fd = -1;
+  (void)guarded([&] {
+    Engine *engine;
+    Status status = enter(handle, &engine);
+    if (status.ok()) fd = engine->events.fd();
+    return status;
+  });
+  return fd;
+}
 
 ldr_status_t ldr_poll(ldr_engine_t *handle, ldr_event_t *events, uint32_t capacity, int64_t timeout_ns, uint32_t *count_p) {
   return guarded([&]() -> Status {
     Engine *engine;
-    Status status = enter(handle, &engine);
-    if (!status.ok() && status.code != LDR_ERR_CLOSED) return status;  // what is queued may still be taken
+    if (Status status = enter(handle, &engine); !status.ok()) return status;
     if (!events || !capacity || !count_p) return fail(LDR_ERR_INVALID, "ldr_poll needs room for events and a count");
     return engine->events.take(events, capacity, timeout_ns, count_p);
   });
@@ -184,6 +216,14 @@ ldr_status_t ldr_link_query(ldr_engine_t *handle, uint64_t cluster_id, ldr_link_
     if (!link) return fail(LDR_ERR_NOT_LINKED, "there is no link to cluster %llu", (unsigned long long)cluster_id);
     describe(*link, info_p);
     return Status::success();
+  });
+}
+
+ldr_status_t ldr_link_probe(ldr_engine_t *handle, uint64_t cluster_id, int64_t timeout_ns) {
+  return guarded([&]() -> Status {
+    Engine *engine;
+    if (Status status = enter(handle, &engine); !status.ok()) return status;
+    return engine->links.probe(cluster_id, timeout_ns);
   });
 }
 

@@ -1,9 +1,8 @@
-// The C functions for memory, caches, transfers and grants.
+// The C functions for transfers and grants.
 #include <cstdio>
 
 #include "barrier.h"
 #include "clock.h"
-#include "shared_memory.h"
 #include "transfer.h"
 
 namespace {
@@ -19,37 +18,6 @@ using ldr::Status;
 Status no_operation(uint64_t op_id) { return fail(LDR_ERR_NOT_FOUND, "operation %llu is not in flight", (unsigned long long)op_id); }
 
 }  // namespace
-
-ldr_status_t ldr_shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_p) {
-  return guarded([&]() -> Status {
-    if (Status s = not_null(address_p, "address_p"); !s.ok()) return s;
-    return ldr::shared_alloc(size_bytes, address_p, huge_bytes_p);
-  });
-}
-
-ldr_status_t ldr_shared_free(void *address) {
-  return guarded([&] { return ldr::shared_free(address); });
-}
-
-ldr_status_t ldr_cache_register(ldr_engine_t *handle, const ldr_cache_params_t *params, int64_t *cache_id_p) {
-  return guarded([&]() -> Status {
-    Engine *engine;
-    ldr_cache_params_t p;
-    if (Status s = enter(handle, &engine); !s.ok()) return s;
-    if (Status s = read_params(params, &p); !s.ok()) return s;
-    if (Status s = not_null(cache_id_p, "cache_id_p"); !s.ok()) return s;
-    return engine->caches.add(p, cache_id_p);
-  });
-}
-
-ldr_status_t ldr_cache_unregister(ldr_engine_t *handle, int64_t cache_id) {
-  return guarded([&]() -> Status {
-    Engine *engine;
-    if (Status s = enter(handle, &engine); !s.ok()) return s;
-    engine->caches.remove(cache_id);
-    return Status::success();
-  });
-}
 
 ldr_status_t ldr_transfer(ldr_engine_t *handle, const ldr_transfer_params_t *params, ldr_transfer_result_t *result_p) {
   return guarded([&]() -> Status {

@@ -25,6 +25,7 @@ Status read_config(const ldr_engine_params_t &params, EngineConfig *config_p) {
   config.cluster_id = params.cluster_id;
   config.remote_access = params.flags & LDR_ENGINE_REMOTE_ACCESS;
   config.insecure = params.flags & LDR_ENGINE_INSECURE;
+  config.one_way = params.flags & LDR_ENGINE_ONE_WAY;
   config.allow_ptracer = !(params.flags & LDR_ENGINE_NO_PTRACER);
   config.path_set = params.path_set ? params.path_set : kAllPaths;
   if (params.secret_bytes) config.secret.assign(params.secret, params.secret + params.secret_bytes);
@@ -36,6 +37,7 @@ Status read_config(const ldr_engine_params_t &params, EngineConfig *config_p) {
                 (long long)(config.liveness_budget_ns / kMillisecond), (long long)(config.heartbeat_interval_ns / kMillisecond));
   config.layout_digest = params.layout_digest;
   if (params.layout_text) config.layout_text = params.layout_text;
+  config.marks = {params.ip_tos, params.socket_priority};
   const char *refuse_cma = getenv("LDR_TEST_REFUSE_CMA");
   config.refuse_cma = refuse_cma && strcmp(refuse_cma, "1") == 0;
   *config_p = std::move(config);
@@ -51,12 +53,12 @@ Engine::Engine(EngineConfig config_in, uint64_t incarnation_in, std::unique_ptr<
       page(std::move(page_in)),
       pool(config.num_copy_threads),
       caches(*page, config.remote_access),
+      pins(*this),
       ops(*this),
       grants(*this),
       open_grants(*this),
       links(*this),
-      listener(*this),
-      fork_generation_(fork_generation()) {}
+      listener(*this) {}
 
 Status Engine::create(const ldr_engine_params_t &params, std::unique_ptr<Engine> *engine_p) {
   EngineConfig config;
@@ -106,7 +108,6 @@ void Engine::shutdown() {
 
 Engine::~Engine() { shutdown(); }
 
-bool Engine::forked() const { return fork_generation() != fork_generation_; }
 
 void Engine::info(ldr_engine_info_t *info) const {
   *info = {};

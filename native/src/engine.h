@@ -19,6 +19,9 @@
 #include "listener.h"
 #include "op.h"
 #include "page.h"
+#include "pins.h"
+#include "pool.h"
+#include "socket.h"
 
 namespace ldr {
 
@@ -27,6 +30,7 @@ struct EngineConfig {
   bool remote_access = false;
   bool insecure = false;
   bool allow_ptracer = true;
+  bool one_way = false;
   uint32_t path_set = 0;
   std::vector<uint8_t> secret;
   uint32_t num_copy_threads = 0;
@@ -34,6 +38,7 @@ struct EngineConfig {
   int64_t liveness_budget_ns = 0;
   uint64_t layout_digest = 0;
   std::string layout_text;
+  SocketMarks marks;        // of TCP sockets
   bool refuse_cma = false;  // LDR_TEST_REFUSE_CMA=1: the probe fails
 };
 
@@ -51,7 +56,9 @@ class Engine {
   EventQueue events;
   EventLoop loop;
   CopyPool pool;
+  Pools pools;  // memory for allocated caches
   CacheTable caches;
+  Pins pins;
   OpTable ops;
   GrantTable grants;
   OpenGrants open_grants;
@@ -59,12 +66,10 @@ class Engine {
   Listener listener;  // TCP and the Unix socket
   std::array<std::atomic<uint64_t>, LDR_NUM_PATHS> bytes_pulled{}, bytes_pushed{}, bytes_served{};
 
-  bool forked() const;  // true in a child of the process that created it
   void info(ldr_engine_info_t *info) const;
 
  private:
   Engine(EngineConfig config, uint64_t incarnation, std::unique_ptr<Page> page);
-  const uint64_t fork_generation_;
   bool loop_runs_ = false;
   std::mutex shutdown_mutex_;
   bool is_shut_down_ = false;

@@ -1,13 +1,16 @@
-// What ldr_poll hands out. Nothing is ever dropped or coalesced: one event per operation, one LINK_UP and one LINK_DOWN per link, one end per grant.
-// So what an application does not take piles up, as fast as its operations end and its peers come and go.
+// What ldr_poll hands out, in order: one event per operation, one end per grant, none of which is ever dropped (they pile up as fast as the application makes
+// them), one LINK_UP and one LINK_DOWN per link. Of those, which peers cause, the newest kMaxLinkEvents are kept.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
 #include "status.h"
 
 namespace ldr {
+
+constexpr size_t kMaxLinkEvents = 4096;  // peers make them, also where nobody takes events
 
 class EventQueue {
  public:

@@ -185,7 +185,9 @@ Status GrantTable::mint(const ldr_grant_params_t &params, ldr_grant_id_t *grant_
   }
   if (Status status = random_bytes(&grant.nonce, sizeof(grant.nonce)); !status.ok()) return status;
   grant.generation = 1;
-  grant.cache = std::move(cache);
+  auto shown = std::make_shared<Cache>(*cache);
+  shown->memory = nullptr;  // a grant promises its blocks to the sink, but does not keep what its owner gives back
+  grant.cache = std::move(shown);
   grant.num_tokens = params.num_tokens;
   grant.layout_digest = params.layout_digest;
 

@@ -120,7 +120,7 @@ Status ClientHandshake::ask(const Fd &socket, FrameType type, const Writer &payl
 }
 
 Status ClientHandshake::steps_of_meet() {
-  if (Status status = connect_tcp(ip_, port_, deadline_ns_, wake_fd_, &tcp_); !status.ok()) return status;
+  if (Status status = connect_tcp(ip_, port_, engine_.config.marks, deadline_ns_, wake_fd_, &tcp_); !status.ok()) return status;
   step_ = "hello";
   if (Status status = make_hello(engine_, &own_); !status.ok()) return status;
   Writer hello;
@@ -237,8 +237,9 @@ Status ClientHandshake::open_data(Acquaintance *acquaintance_p) {
   acquaintance_p->data_path = stream_path_of(acquaintance_p->facts.path_set, &num_connections);
   for (uint32_t index = 0; index < num_connections; ++index) {
     Fd socket;
-    Status status = acquaintance_p->data_path == LDR_PATH_UNIX ? connect_unix(server_unix_path_, &socket)
-                                                               : connect_tcp(ip_, port_, deadline_ns_, wake_fd_, &socket);
+    Status status = acquaintance_p->data_path == LDR_PATH_UNIX
+                        ? connect_unix(server_unix_path_, &socket)
+                        : connect_tcp(ip_, port_, engine_.config.marks, deadline_ns_, wake_fd_, &socket);
     if (!status.ok()) return status;
     Writer out;
     out.raw(token_.data(), token_.size());

@@ -23,6 +23,7 @@ void Hello::encode(Writer &out) const {
   out.u64(cluster_id);
   out.u64(incarnation);
   out.u8(remote_access);
+  out.u8(one_way);
   out.u8(has_secret);
   out.u8(insecure);
   out.text(host.boot_id);
@@ -45,6 +46,7 @@ Status Hello::decode(Reader &in, Hello *hello_p) {
   hello.cluster_id = in.u64();
   hello.incarnation = in.u64();
   hello.remote_access = in.u8();
+  hello.one_way = in.u8();
   hello.has_secret = in.u8();
   hello.insecure = in.u8();
   hello.host.boot_id = in.text();
@@ -66,6 +68,7 @@ Status make_hello(const Engine &engine, Hello *hello_p) {
   hello.cluster_id = config.cluster_id;
   hello.incarnation = engine.incarnation;
   hello.remote_access = config.remote_access;
+  hello.one_way = config.one_way;
   hello.has_secret = !config.secret.empty();
   hello.insecure = config.insecure;
   hello.host = engine.host;
@@ -83,6 +86,11 @@ Status check_hellos(const Hello &client, const Hello &server) {
     const Hello &remote = client.remote_access ? client : server, &two_sided = client.remote_access ? server : client;
     return fail(LDR_ERR_MODE_MISMATCH, "%s allows remote cache access, %s does not: set llm.EnableRemoteCacheAccessible alike on both",
                 cluster(remote).c_str(), cluster(two_sided).c_str());
+  }
+  if (client.one_way != server.one_way) {
+    const Hello &one_way = client.one_way ? client : server, &two_way = client.one_way ? server : client;
+    return fail(LDR_ERR_MODE_MISMATCH, "%s has one-way links, %s has links for both sides: set llm.TransferBackend alike on both",
+                cluster(one_way).c_str(), cluster(two_way).c_str());
   }
   if (client.has_secret != server.has_secret) {
     const Hello &with = client.has_secret ? client : server, &without = client.has_secret ? server : client;

@@ -19,7 +19,7 @@ struct Hello {
   uint32_t version = kProtocolVersion;
   uint64_t cluster_id = 0;
   uint64_t incarnation = 0;
-  bool remote_access = false, has_secret = false, insecure = false;
+  bool remote_access = false, one_way = false, has_secret = false, insecure = false;
   Host host;
   pid_t pid = 0;
   uint32_t path_set = 0;

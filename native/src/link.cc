@@ -31,6 +31,7 @@ LinkPtr Link::create(Engine &engine, LinkFacts facts, Fd control, Fd pidfd, std:
 Engine &Link::engine() const { return impl_->engine; }
 const LinkFacts &Link::facts() const { return impl_->facts; }
 std::string Link::name() const { return impl_->name(); }
+bool Link::serves_peer() const { return impl_->serves_peer(); }
 bool Link::ready() const { return impl_->ready.load(std::memory_order_acquire); }
 int64_t Link::last_heard_ns() const { return impl_->last_heard_ns.load(std::memory_order_relaxed); }
 
@@ -187,13 +188,14 @@ void Link::Impl::tear_down(const LinkPtr &self) {
   }
   for (auto &connection : self->data()) connection->shutdown(why);
   self->transfers.fail(why);
-  engine.grants.on_peer_lost(facts.incarnation);
+  if (serves_peer()) engine.grants.on_peer_lost(facts.incarnation);
+  engine.pins.on_link_lost(*self);
   for (auto &[id, call] : ended) {
     engine.loop.cancel(call.timer);
     Fd none;
     call.on_reply(ldr::fail(LDR_ERR_LINK_BROKEN, "%s", why.text.c_str()), Reader(), none);
   }
-  if (facts.is_self && facts.is_server_half) engine.links.remove(*self);
+  if (facts.is_inbound || (facts.is_self && facts.is_server_half)) engine.links.remove(*self);  // nobody here would ever close it
   drop_when_quiet(self);
 }
 

@@ -26,13 +26,14 @@ class StreamConnection;
 
 // What the handshake found out; constant for the life of the link.
 struct LinkFacts {
-  uint64_t cluster_id = 0;
+  uint64_t cluster_id = 0;      // it is filed under; the peer's own word for itself, unless LDR_LINK_AS
   uint64_t incarnation = 0;
   uint64_t epoch = 0;
   std::string address;          // "127.0.0.1:26000"
   bool is_same_host = false;
   bool is_self = false;         // the peer is this engine
   bool is_server_half = false;  // the peer connected to us
+  bool is_inbound = false;      // likewise, between one-way engines: it is the peer's link, we only serve it
   pid_t peer_pid = 0;
   uint32_t path_set = 0;
 };
@@ -50,6 +51,7 @@ class Link : public std::enable_shared_from_this<Link> {
   const LinkFacts &facts() const;
   std::string name() const;  // "cluster 7 (127.0.0.1:26000)": for texts
   bool ready() const;
+  bool serves_peer() const;  // not over one that a one-way engine opened
   Status why_down() const;
   // nullptr: other host. For the transfer whose turn it is: the page goes when the link is down and no transfer has it.
   PeerPage *page() const;
@@ -63,6 +65,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // TIMEOUT, or LINK_BROKEN. On the loop thread, or on this one when the link is down already. Payload and descriptor are borrowed for the call.
   using OnReply = std::function<void(const Status &status, Reader payload, Fd &passed)>;
   void call(FrameType type, const Writer &payload, int64_t deadline_ns, OnReply on_reply);
+  // As ldr_link_probe.
+  Status probe(int64_t deadline_ns);
   // Answer to a frame received with call_id.
   void reply(uint64_t call_id, const Status &status, const Writer &payload, Fd passed = Fd());
 

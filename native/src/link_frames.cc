@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <future>
 
 #include "link_impl.h"
 #include "serve.h"
@@ -98,6 +99,16 @@ void Link::call(FrameType type, const Writer &payload, int64_t deadline_ns, OnRe
   send(type, id, payload);
 }
 
+// The answer of a link that goes down meanwhile says why it did: unlinked is not broken.
+Status Link::probe(int64_t deadline_ns) {
+  auto answer = std::make_shared<std::promise<Status>>();
+  std::future<Status> answered = answer->get_future();
+  call(FrameType::kProbe, Writer(), deadline_ns, [answer](const Status &status, Reader, Fd &) { answer->set_value(status); });
+  Status status = answered.get();
+  if (status.code == LDR_ERR_LINK_BROKEN && !ready()) status = why_down();
+  return status.ok() ? status : ldr::fail(status.code, "probe: %s", status.text.c_str());
+}
+
 void Link::reply(uint64_t call_id, const Status &status, const Writer &payload, Fd passed) {
   Writer out;
   out.u32(uint32_t(status.code));
@@ -139,10 +150,15 @@ void Link::Impl::read_frames(Link &link) {
 }
 
 void Link::Impl::dispatch(Link &link, Frame &frame) {
+  if (frame.type() == FrameType::kHeartbeat) return;
+  if (frame.type() == FrameType::kReply) return on_answer(link, frame);
+  if (!serves_peer()) return link.fail(broken("the peer asks for something over a one-way link that it did not open"));
   switch (frame.type()) {
-    case FrameType::kHeartbeat: return;
-    case FrameType::kReply: return on_answer(link, frame);
+    case FrameType::kProbe:
+      if (frame.payload.empty()) return link.reply(frame.header.call_id, Status::success(), Writer());
+      break;
     case FrameType::kTable: case FrameType::kLookup: case FrameType::kMapping: case FrameType::kGrantOpen: case FrameType::kGrantClose:
+    case FrameType::kDone:
       return serve_frame(link, frame.type(), frame.header.call_id, frame.reader());
     case FrameType::kUnlink: {
       Reader in = frame.reader();

@@ -66,6 +66,8 @@ struct Link::Impl {
 
   std::string name() const { return "cluster " + std::to_string(facts.cluster_id) + " (" + facts.address + ")"; }
   Status broken(const std::string &what) const { return {LDR_ERR_LINK_BROKEN, name() + ": " + what}; }
+  // One-way engines: a link that we opened serves nothing, and grants are open over the peer's only.
+  bool serves_peer() const { return !engine.config.one_way || facts.is_inbound; }
   Status process_ended() const { return broken("process " + std::to_string(facts.peer_pid) + " of the peer has ended"); }
 
   // link.cc

@@ -30,12 +30,15 @@ struct LinkTable::Impl {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::map<uint64_t, LinkPtr> links;
+  std::map<uint64_t, LinkPtr> inbound;    // one-way engines: by the peer's incarnation
   std::vector<LinkPtr> self_halves;       // server halves of links to ourselves
-  std::map<uint64_t, uint64_t> attempts;  // client halves under way: cluster id -> incarnation
+  std::map<uint64_t, uint64_t> attempts;  // client halves under way: cluster id to file under -> incarnation
   uint64_t last_epoch = 0;
   bool closing = false;
 
+  // Never of one-way engines: what both open at once are two links.
   bool attempt_wins(uint64_t cluster_id, uint64_t incarnation) const {
+    if (engine.config.one_way) return false;
     auto at = attempts.find(cluster_id);
     return at != attempts.end() && at->second == incarnation && engine.incarnation < incarnation;
   }
@@ -43,6 +46,36 @@ struct LinkTable::Impl {
   LinkPtr find(uint64_t cluster_id) const {
     auto at = links.find(cluster_id);
     return at == links.end() ? nullptr : at->second;
+  }
+
+  // One-way engines may look for a peer under several ids.
+  bool attempted(uint64_t cluster_id, uint64_t incarnation) const {
+    auto to_peer = [incarnation](const auto &attempt) { return attempt.second == incarnation; };
+    return attempts.count(cluster_id) || (engine.config.one_way && std::any_of(attempts.begin(), attempts.end(), to_peer));
+  }
+
+  // What stands in the way of a new link: a usable one with that id or, of a one-way engine, to that peer.
+  LinkPtr find_rival(uint64_t cluster_id, uint64_t incarnation) const {
+    auto usable = [](const LinkPtr &link) { return link && link->ready() && !link->peer_gone(); };
+    if (LinkPtr link = find(cluster_id); usable(link)) return link;
+    if (!engine.config.one_way) return nullptr;
+    for (auto &[id, link] : links) {
+      if (link->facts().incarnation == incarnation && usable(link)) return link;
+    }
+    return nullptr;
+  }
+
+  std::vector<LinkPtr> file_inbound(const LinkPtr &link) {
+    const LinkFacts &facts = link->facts();
+    std::vector<LinkPtr> replaced;
+    for (auto at = inbound.begin(); at != inbound.end();) {
+      const LinkPtr &old = at->second;
+      bool ends = at->first == facts.incarnation || (old->facts().cluster_id == facts.cluster_id && old->peer_gone());
+      if (ends) replaced.push_back(old);
+      at = ends ? inbound.erase(at) : std::next(at);
+    }
+    inbound[facts.incarnation] = link;
+    return replaced;
   }
 
   // Files the link and returns the one that it replaces. Forgotten ones are collected too: they must not be destroyed under the mutex.
@@ -74,10 +107,18 @@ struct LinkTable::Impl {
     return Status::success();
   }
 
-  void bring_up(const LinkPtr &link, const LinkPtr &replaced) {
-    if (replaced) replaced->fail(fail(LDR_ERR_LINK_BROKEN, "%s was replaced by a new link", replaced->name().c_str()));
-    if (!link->facts().is_self || !link->facts().is_server_half) link->announce();
-    link->start();
+  void bring_up(const LinkPtr &link, const std::vector<LinkPtr> &replaced) {
+    for (const LinkPtr &old : replaced) {
+      if (old) old->fail(fail(LDR_ERR_LINK_BROKEN, "%s was replaced by a new link", old->name().c_str()));
+    }
+    const LinkFacts &facts = link->facts();
+    try {
+      if (!facts.is_inbound && !(facts.is_self && facts.is_server_half)) link->announce();
+      link->start();
+    } catch (const std::bad_alloc &) {  // it is filed, and nobody would serve it
+      link->fail({LDR_ERR_LINK_BROKEN, "out of memory"});
+      throw;
+    }
   }
 
   // Ends with its scope, by an exception too.
@@ -102,7 +143,7 @@ struct LinkTable::Impl {
     bool open_ = true;
   };
 
-  Status begin_attempt(const Hello &server, int64_t deadline_ns);
+  Status begin_attempt(uint64_t cluster_id, uint64_t incarnation, int64_t deadline_ns);
   Status await_inbound(const Hello &server, int64_t deadline_ns, LinkPtr *link_p);
 };
 
@@ -127,6 +168,7 @@ std::vector<LinkPtr> LinkTable::all() const {
   std::lock_guard lock(impl_->mutex);
   std::vector<LinkPtr> links;
   for (auto &[id, link] : impl_->links) links.push_back(link);
+  for (auto &[incarnation, link] : impl_->inbound) links.push_back(link);
   return links;
 }
 
@@ -141,17 +183,20 @@ uint64_t LinkTable::last_epoch() const {
 }
 
 // One attempt per cluster at a time: a second caller waits for the first and then finds its link.
-Status LinkTable::Impl::begin_attempt(const Hello &server, int64_t deadline_ns) {
+Status LinkTable::Impl::begin_attempt(uint64_t cluster_id, uint64_t incarnation, int64_t deadline_ns) {
   std::unique_lock lock(mutex);
-  auto free = [&] { return closing || !attempts.count(server.cluster_id); };
+  auto free = [&] { return closing || !attempted(cluster_id, incarnation); };
   if (!wait_until(changed, lock, deadline_ns, free))
-    return fail(LDR_ERR_TIMEOUT, "another thread is still linking to cluster %llu", (unsigned long long)server.cluster_id);
+    return fail(LDR_ERR_TIMEOUT, "another thread is still linking to cluster %llu", (unsigned long long)cluster_id);
   if (closing) return closing_error();
-  LinkPtr existing = find(server.cluster_id);
-  if (existing && existing->ready() && !existing->peer_gone())
-    return fail(LDR_ERR_ALREADY_LINKED, "there is a link to cluster %llu at %s already", (unsigned long long)server.cluster_id,
-                existing->facts().address.c_str());
-  attempts[server.cluster_id] = server.incarnation;
+  if (LinkPtr rival = find_rival(cluster_id, incarnation)) {
+    const LinkFacts &facts = rival->facts();
+    if (facts.cluster_id == cluster_id)
+      return fail(LDR_ERR_ALREADY_LINKED, "there is a link to cluster %llu at %s already", (unsigned long long)cluster_id, facts.address.c_str());
+    return fail(LDR_ERR_ALREADY_LINKED, "that peer is linked already, as cluster %llu at %s; unlink it to link it as cluster %llu",
+                (unsigned long long)facts.cluster_id, facts.address.c_str(), (unsigned long long)cluster_id);
+  }
+  attempts[cluster_id] = incarnation;
   return Status::success();
 }
 
@@ -172,20 +217,26 @@ Status LinkTable::Impl::await_inbound(const Hello &server, int64_t deadline_ns, 
 }
 
 Status LinkTable::open(const ldr_link_params_t &params, LinkPtr *link_p) {
+  const bool one_way = impl_->engine.config.one_way, names_peer = params.flags & LDR_LINK_AS;
   if (!params.ip || !*params.ip) return fail(LDR_ERR_INVALID, "no IP address to link to");
+  if (params.flags & ~uint32_t(LDR_LINK_AS)) return fail(LDR_ERR_INVALID, "link flags %#x are unknown", params.flags);
+  if (names_peer && !one_way) return fail(LDR_ERR_INVALID, "only a one-way engine names its peers itself (LDR_LINK_AS)");
   int64_t deadline_ns = deadline_after(params.timeout_ns);
   ClientHandshake handshake(impl_->engine, params.ip, params.port, deadline_ns, impl_->wake.get());
   if (Status status = handshake.meet(); !status.ok()) return status;
   const Hello &server = handshake.server();
-  if (Status status = impl_->begin_attempt(server, deadline_ns); !status.ok()) return status;
-
-  Impl::Attempt attempt(*impl_, server.cluster_id);
+  if (one_way && server.incarnation == impl_->engine.incarnation)
+    return fail(LDR_ERR_INVALID, "%s is this engine, and a one-way link to oneself is of no use", address_text(params.ip, params.port).c_str());
+  const uint64_t cluster_id = names_peer ? params.cluster_id : server.cluster_id;
+  if (Status status = impl_->begin_attempt(cluster_id, server.incarnation, deadline_ns); !status.ok()) return status;
+  Impl::Attempt attempt(*impl_, cluster_id);
 
   Acquaintance acquaintance;
   if (Status status = handshake.join(&acquaintance); !status.ok()) {
     attempt.end();
-    return handshake.simultaneous() ? impl_->await_inbound(server, deadline_ns, link_p) : status;
+    return handshake.simultaneous() && !one_way ? impl_->await_inbound(server, deadline_ns, link_p) : status;
   }
+  acquaintance.facts.cluster_id = cluster_id;
   LinkPtr link, replaced;
   std::vector<LinkPtr> forgotten;
   {
@@ -195,7 +246,7 @@ Status LinkTable::open(const ldr_link_params_t &params, LinkPtr *link_p) {
     link = acquaintance.make_link(impl_->engine, ++impl_->last_epoch);
     replaced = impl_->file(link, &forgotten);
   }
-  impl_->bring_up(link, replaced);
+  impl_->bring_up(link, {replaced});
   *link_p = std::move(link);
   return Status::success();
 }
@@ -206,14 +257,14 @@ bool LinkTable::yields_to_own_attempt(const Hello &client) const {
 }
 
 Status LinkTable::adopt(const LinkFacts &facts, uint64_t epoch_at_hello, const std::function<LinkPtr(uint64_t epoch)> &make) {
-  LinkPtr link, replaced;
-  std::vector<LinkPtr> forgotten;
+  LinkPtr link;
+  std::vector<LinkPtr> replaced, forgotten;
   {
     std::lock_guard lock(impl_->mutex);
     if (impl_->closing) return closing_error();
     if (facts.is_self) {
       if (Status status = impl_->check_self_half(); !status.ok()) return status;
-    } else {
+    } else if (!facts.is_inbound) {
       LinkPtr existing = impl_->find(facts.cluster_id);
       bool crossed = existing && existing->ready() && existing->facts().incarnation == facts.incarnation && existing->facts().epoch > epoch_at_hello;
       if (crossed || impl_->attempt_wins(facts.cluster_id, facts.incarnation))
@@ -221,7 +272,8 @@ Status LinkTable::adopt(const LinkFacts &facts, uint64_t epoch_at_hello, const s
     }
     link = make(++impl_->last_epoch);
     if (facts.is_self) impl_->self_halves.push_back(link);
-    else replaced = impl_->file(link, &forgotten);
+    else if (facts.is_inbound) replaced = impl_->file_inbound(link);
+    else replaced.push_back(impl_->file(link, &forgotten));
     impl_->changed.notify_all();
   }
   impl_->bring_up(link, replaced);
@@ -232,9 +284,10 @@ Status LinkTable::close(uint64_t cluster_id, bool force, const char *ip, uint32_
   int64_t deadline_ns = deadline_after(timeout_ns);
   LinkPtr link = find(cluster_id);
   if (!link) return Status::success();
+  force = force || impl_->engine.config.one_way;  // spec api-datadist 5: only the own connection is closed
   if (!force && ip && *ip && find_usable(cluster_id) == link) {
     Fd socket;
-    Status status = connect_tcp(ip, port, deadline_ns, impl_->wake.get(), &socket);
+    Status status = connect_tcp(ip, port, impl_->engine.config.marks, deadline_ns, impl_->wake.get(), &socket);
     if (status.code == LDR_ERR_LINK_FAILED) status.code = LDR_ERR_UNLINK_FAILED;
     if (!status.ok())
       return fail(status.code, "unlink of %s: %s: %s; the link is kept", link->name().c_str(), address_text(ip, port).c_str(), status.text.c_str());
@@ -244,14 +297,24 @@ Status LinkTable::close(uint64_t cluster_id, bool force, const char *ip, uint32_
   return Status::success();
 }
 
+Status LinkTable::probe(uint64_t cluster_id, int64_t timeout_ns) const {
+  if (LinkPtr link = find_usable(cluster_id)) return link->probe(deadline_after(timeout_ns));
+  LinkPtr broken = find(cluster_id);
+  if (!broken) return fail(LDR_ERR_NOT_LINKED, "probe: no link to cluster %llu", (unsigned long long)cluster_id);
+  return fail(LDR_ERR_NOT_LINKED, "probe: the link to %s is down: %s; link again", broken->name().c_str(), broken->why_down().text.c_str());
+}
+
 void LinkTable::remove(const Link &link) {
   LinkPtr removed;  // not destroyed under the lock
   std::lock_guard lock(impl_->mutex);
-  auto at = impl_->links.find(link.facts().cluster_id);
-  if (at != impl_->links.end() && at->second.get() == &link) {
+  auto take = [&](std::map<uint64_t, LinkPtr> &from, uint64_t key) {
+    auto at = from.find(key);
+    if (at == from.end() || at->second.get() != &link) return;
     removed = std::move(at->second);
-    impl_->links.erase(at);
-  }
+    from.erase(at);
+  };
+  take(impl_->links, link.facts().cluster_id);
+  take(impl_->inbound, link.facts().incarnation);
   auto self = std::find_if(impl_->self_halves.begin(), impl_->self_halves.end(), [&](const LinkPtr &half) { return half.get() == &link; });
   if (self == impl_->self_halves.end()) return;
   removed = std::move(*self);
@@ -272,8 +335,10 @@ void LinkTable::close_all() {
   {
     std::lock_guard lock(impl_->mutex);
     links.swap(impl_->self_halves);
-    for (auto &[id, link] : impl_->links) links.push_back(std::move(link));
-    impl_->links.clear();
+    for (auto *filed : {&impl_->links, &impl_->inbound}) {
+      for (auto &[key, link] : *filed) links.push_back(std::move(link));
+      filed->clear();
+    }
   }
   for (const LinkPtr &link : links) link->fail(fail(LDR_ERR_CLOSED, "%s: this engine is being destroyed", link->name().c_str()));
   impl_->engine.loop.run([] {});  // they are torn down

@@ -6,10 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
+#include <list>
 #include <mutex>
 
 #include "admission.h"
@@ -69,6 +71,16 @@ void remove_dead_sockets(const std::string &directory) {
 
 }  // namespace
 
+// A TCP listener is there as long as listen() or listen_also() want it.
+struct TcpPlace {
+  std::string ip;
+  uint32_t port = 0;
+  Fd socket;
+  bool is_main = false;     // listen()'s
+  uint32_t num_shares = 0;  // listen_also()'s
+};
+using TcpPlaces = std::list<TcpPlace>;
+
 struct Listener::Impl {
   explicit Impl(Engine &engine) : engine(engine) {}
 
@@ -76,8 +88,9 @@ struct Listener::Impl {
   std::mutex mutex;  // one change at a time
   std::string unix_path;
   std::unique_ptr<Admission> admission;
-  Fd unix_socket, tcp_socket;
-  std::atomic<uint32_t> port{0};
+  Fd unix_socket;
+  TcpPlaces places;
+  std::atomic<uint32_t> port{0};  // the main one's
 
   Status watch(int fd, bool is_unix) {
     return engine.loop.watch(fd, EPOLLIN, [this, fd, is_unix](uint32_t) { accept_some(fd, is_unix); });
@@ -87,35 +100,76 @@ struct Listener::Impl {
     for (int i = 0; i < kAcceptsPerWake; ++i) {
       Fd socket = accept_connection(fd);
       if (socket) {
+        if (!is_unix) mark(socket.get(), engine.config.marks);
         admission->take(std::move(socket), is_unix);
         continue;
       }
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
         engine.loop.unwatch(fd);
         engine.loop.at(now_ns() + kAcceptPauseNs, [this, fd, is_unix] {
-          if (fd == unix_socket.get() || fd == tcp_socket.get()) (void)watch(fd, is_unix);
+          if (is_open(fd)) (void)watch(fd, is_unix);
         });
       }
       return;
     }
   }
 
-  // The descriptors of the listeners come and go on the loop thread. Nothing happens once the loop has ended.
-  Status start(Fd *place, Fd socket, bool is_unix) {
-    Status status = fail(LDR_ERR_CLOSED, "the engine is being destroyed");
+  bool is_open(int fd) const {
+    return fd == unix_socket.get() || std::any_of(places.begin(), places.end(), [fd](const TcpPlace &place) { return place.socket.get() == fd; });
+  }
+
+  // Descriptors and places come and go on the loop thread, which looks at them too. Nothing happens once the loop has ended.
+  Status start_unix(Fd socket) {
+    Status status = closing();
     engine.loop.run([&] {
-      *place = std::move(socket);
-      status = watch(place->get(), is_unix);
+      unix_socket = std::move(socket);
+      status = watch(unix_socket.get(), true);
     });
     return status;
   }
 
-  void end(Fd *place) {
+  void end_unix() {
     engine.loop.run([&] {
-      engine.loop.unwatch(place->get());
-      place->reset();
+      engine.loop.unwatch(unix_socket.get());
+      unix_socket.reset();
     });
   }
+
+  Status open(const std::string &ip, uint32_t asked_port, TcpPlaces::iterator *place_p) {
+    TcpPlaces fresh(1);
+    TcpPlace &place = fresh.front();
+    place.ip = ip;
+    if (Status status = listen_tcp(ip, asked_port, engine.config.marks, &place.socket, &place.port); !status.ok()) return status;
+    Status status = closing();
+    engine.loop.run([&] {
+      status = watch(place.socket.get(), false);
+      if (status.ok()) places.splice(places.end(), fresh);
+    });
+    if (status.ok()) *place_p = std::prev(places.end());
+    return status;
+  }
+
+  void close_unwanted() {
+    engine.loop.run([&] {
+      for (auto at = places.begin(); at != places.end();) {
+        bool is_wanted = at->is_main || at->num_shares;
+        if (!is_wanted) engine.loop.unwatch(at->socket.get());
+        at = is_wanted ? std::next(at) : places.erase(at);
+      }
+    });
+  }
+
+  TcpPlaces::iterator find(const std::string &ip, uint32_t at_port) {
+    return std::find_if(places.begin(), places.end(), [&](const TcpPlace &place) { return place.port == at_port && covers(place.ip, ip); });
+  }
+
+  void leave_main() {
+    for (TcpPlace &place : places) place.is_main = false;
+    port = 0;
+    close_unwanted();
+  }
+
+  static Status closing() { return fail(LDR_ERR_CLOSED, "the engine is being destroyed"); }
 };
 
 Listener::Listener(Engine &engine) : impl_(new Impl(engine)) {}
@@ -139,34 +193,55 @@ Status Listener::start_unix() {
   }
   impl_->unix_path = path;
   impl_->admission = std::make_unique<Admission>(impl_->engine, path);
-  return impl_->start(&impl_->unix_socket, std::move(socket), true);
+  return impl_->start_unix(std::move(socket));
 }
 
 Status Listener::listen(const std::string &ip, uint32_t port) {
   std::lock_guard lock(impl_->mutex);
   if (Status status = check_address(ip, port); !status.ok()) return status;
   if (port != 0 && port == impl_->port) return Status::success();
-  impl_->end(&impl_->tcp_socket);
-  impl_->port = 0;
-  Fd socket;
-  uint32_t bound_port = 0;
-  if (Status status = listen_tcp(ip, port, &socket, &bound_port); !status.ok()) return status;
-  if (Status status = impl_->start(&impl_->tcp_socket, std::move(socket), false); !status.ok()) return status;
-  impl_->port = bound_port;
+  impl_->leave_main();
+  auto place = impl_->find(ip, port);
+  if (place == impl_->places.end()) {
+    if (Status status = impl_->open(ip, port, &place); !status.ok()) return status;
+  }
+  place->is_main = true;
+  impl_->port = place->port;
   return Status::success();
 }
 
 void Listener::unlisten() {
   std::lock_guard lock(impl_->mutex);
-  impl_->end(&impl_->tcp_socket);
-  impl_->port = 0;
+  impl_->leave_main();
+}
+
+Status Listener::listen_also(const std::string &ip, uint32_t port) {
+  std::lock_guard lock(impl_->mutex);
+  if (Status status = check_address(ip, port); !status.ok()) return status;
+  if (port == 0) return fail(LDR_ERR_INVALID, "one more listener on %s needs a port", ip.c_str());
+  auto place = impl_->find(ip, port);
+  if (place == impl_->places.end()) {
+    if (Status status = impl_->open(ip, port, &place); !status.ok()) return status;
+  }
+  ++place->num_shares;
+  return Status::success();
+}
+
+Status Listener::give_up(const std::string &ip, uint32_t port) {
+  std::lock_guard lock(impl_->mutex);
+  auto place = impl_->find(ip, port);
+  if (place == impl_->places.end() || place->num_shares == 0)
+    return fail(LDR_ERR_NOT_FOUND, "nobody asked to listen on %s, or gave it up already", address_text(ip, port).c_str());
+  --place->num_shares;
+  impl_->close_unwanted();
+  return Status::success();
 }
 
 void Listener::stop() {
   std::lock_guard lock(impl_->mutex);
-  impl_->end(&impl_->tcp_socket);
-  impl_->end(&impl_->unix_socket);
-  impl_->port = 0;
+  for (TcpPlace &place : impl_->places) place.num_shares = 0;
+  impl_->leave_main();
+  impl_->end_unix();
   if (!impl_->unix_path.empty()) unlink(impl_->unix_path.c_str());
   impl_->engine.loop.run([this] {
     if (impl_->admission) impl_->admission->close();

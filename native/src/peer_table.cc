@@ -9,6 +9,8 @@
 namespace ldr {
 namespace {
 
+constexpr uint8_t kAccessible = 1, kInPool = 2;
+
 // Neighbouring tensors mostly lie in one mapping, or none: (count, mapping id, address of the mapping) says it for all of them at once.
 struct Run {
   uint32_t count;
@@ -80,7 +82,7 @@ void encode_cache(const Cache &cache, bool with_keys, Writer &out) {
   out.u64(cache.version);
   out.u8(uint8_t(cache.kind));
   out.u8(uint8_t(cache.placement));
-  out.u8(cache.remote_accessible ? 1 : 0);
+  out.u8(uint8_t((cache.remote_accessible ? kAccessible : 0) | (cache.in_pool ? kInPool : 0)));
   out.u64(cache.num_entries);
   out.u64(cache.tensor_bytes);
   out.u32(cache.num_tensors());
@@ -109,12 +111,13 @@ CachePtr decode_cache(Reader &in) {
   cache->version = in.u64();
   cache->kind = in.u8();
   cache->placement = in.u8();
-  uint8_t accessible = in.u8();
-  cache->remote_accessible = accessible == 1;
+  const uint8_t flags = in.u8();
+  cache->remote_accessible = flags & kAccessible;
+  cache->in_pool = flags & kInPool;
   cache->num_entries = in.u64();
   cache->tensor_bytes = in.u64();
   if (!in.ok() || cache->id <= 0 || cache->slot >= kNumCacheSlots) return nullptr;
-  if (cache->kind > LDR_CACHE_BLOCKS || cache->placement > LDR_PLACEMENT_DEVICE || accessible > 1) return nullptr;
+  if (cache->kind > LDR_CACHE_BLOCKS || cache->placement > LDR_PLACEMENT_DEVICE || flags > (kAccessible | kInPool)) return nullptr;
   if (cache->num_entries == 0 || cache->tensor_bytes == 0 || cache->tensor_bytes % cache->num_entries != 0) return nullptr;
   if (!decode_addresses(in, *cache) || !decode_runs(in, *cache) || !decode_keys(in, *cache)) return nullptr;
   return cache;
@@ -166,6 +169,7 @@ uint8_t *PeerMappings::address(const Cache &cache, uint32_t tensor) {
   const uint64_t offset = cache.mapping_offsets[tensor];
   if (offset > mapping.size_bytes || cache.tensor_bytes > mapping.size_bytes - offset) return nullptr;
   mapping.users[cache.slot] = cache.version;
+  mapping.is_pool = mapping.is_pool || cache.in_pool;
   return mapping.base + offset;
 }
 
@@ -180,7 +184,7 @@ Status PeerMappings::add(uint64_t mapping_id, int fd) {
   void *base = mmap(nullptr, size_t(info.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return fail_errno(LDR_ERR_SYSTEM, "mmap of %lld bytes of the peer's shared mapping", (long long)info.st_size);
   try {
-    mappings_[mapping_id] = {static_cast<uint8_t *>(base), uint64_t(info.st_size), {}};
+    mappings_[mapping_id] = {static_cast<uint8_t *>(base), uint64_t(info.st_size), false, {}};
   } catch (...) {
     munmap(base, size_t(info.st_size));
     throw;
@@ -200,7 +204,7 @@ void PeerMappings::drop_unused(const PeerPage &page) {
       auto &users = it->second.users;
       while (!users.empty() && page.cache_version(users.begin()->first) != users.begin()->second) users.erase(users.begin());
       auto next = std::next(it);
-      if (users.empty()) unused.insert(mappings_.extract(it));
+      if (users.empty() && !it->second.is_pool) unused.insert(mappings_.extract(it));
       it = next;
     }
   }

@@ -39,7 +39,7 @@ class PeerMappings {
   // Of a tensor of a peer's cache; nullptr when its mapping is not here, or too small. The mapping is kept while that cache lives.
   uint8_t *address(const Cache &cache, uint32_t tensor);
   Status add(uint64_t mapping_id, int fd);  // refuses unsealed descriptors
-  // Unmaps what no living cache was reached through, as the page says: memory that the peer has freed. By the transfer that has the link, between copies.
+  // Unmaps what no living cache was reached through, as the page says: memory that the peer has freed. Pools stay. By the transfer that has the link, between copies.
   void drop_unused(const PeerPage &page);
   void drop();  // when the link is down and no copy runs
 
@@ -47,6 +47,7 @@ class PeerMappings {
   struct Mapping {
     uint8_t *base;
     uint64_t size_bytes;
+    bool is_pool;  // it lives as long as the peer, and the next cache in it comes soon
     std::map<uint32_t, uint64_t> users;  // cache slot -> version; one of them is kept as long as one lives
   };
   using Mappings = std::map<uint64_t, Mapping>;

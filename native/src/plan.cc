@@ -4,16 +4,13 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "run.h"
+
 namespace ldr {
 
 namespace {
 
 using ull = unsigned long long;
-
-// One contiguous range of a tensor, the same for all selected tensors.
-struct Run {
-  uint64_t local_offset, remote_offset, size_bytes;
-};
 
 bool moves_entry(const PlanInput &in) { return in.move != LDR_MOVE_BLOCKS; }
 bool is_pull(const PlanInput &in) { return in.direction == LDR_PULL; }
@@ -25,15 +22,6 @@ Status check_selection(const char *side, const Cache &cache, uint32_t first_tens
   if (num_tensors == 0 || uint64_t(first_tensor) + num_tensors <= cache.num_tensors()) return Status::success();
   return fail(LDR_ERR_INVALID, "tensors [%u, %llu) selected, but the %s cache %lld has %u", first_tensor, ull(first_tensor) + num_tensors, side,
               (long long)cache.id, cache.num_tensors());
-}
-
-Status check_blocks(const char *list, const char *side, const Cache &cache, const std::vector<uint64_t> &blocks) {
-  for (size_t k = 0; k < blocks.size(); ++k) {
-    if (blocks[k] < cache.num_entries) continue;
-    return fail(LDR_ERR_INVALID, "%s[%zu] is %lld, but the %s cache %lld has %llu blocks", list, k, (long long)blocks[k], side, (long long)cache.id,
-                ull(cache.num_entries));
-  }
-  return Status::success();
 }
 
 Status check_kind(const char *side, const Cache &cache, uint32_t kind) {
@@ -58,17 +46,49 @@ Status check_lists(const PlanInput &in) {
   return fail(LDR_ERR_INVALID, "%zu source blocks for %zu destination blocks", in.src_blocks.size(), in.dst_blocks.size());
 }
 
-uint64_t entry_bytes(const PlanInput &in) { return in.size_bytes > 0 ? uint64_t(in.size_bytes) : in.local->stride(); }
+// A move of -1 from an offset beyond the local entry has 0 bytes, which fit nowhere.
+uint64_t entry_bytes(const PlanInput &in) {
+  return in.size_bytes > 0 ? uint64_t(in.size_bytes) : in.local->stride() - std::min(in.local->stride(), in.local_offset_bytes);
+}
+
+bool entry_fits(const PlanInput &in, const Cache &cache, uint64_t offset) {
+  return offset < cache.stride() && entry_bytes(in) <= cache.stride() - offset;
+}
+
+// What would be ignored silently is refused.
+Status check_extras(const PlanInput &in) {
+  if ((in.local_offset_bytes || in.remote_offset_bytes) && !(is_pull(in) && in.move == LDR_MOVE_ENTRY)) {
+    return fail(LDR_ERR_INVALID, "offsets %llu (local) and %llu (remote) given for a move other than the pull of an entry", ull(in.local_offset_bytes),
+                ull(in.remote_offset_bytes));
+  }
+  if (in.dst_block_bytes && (is_pull(in) || in.move == LDR_MOVE_ENTRY)) {
+    return fail(LDR_ERR_INVALID, "dst_block_bytes is %llu, but only a push into blocks takes it", ull(in.dst_block_bytes));
+  }
+  return Status::success();
+}
+
+// What a pusher takes for a destination block must be one (spec 8.3).
+Status check_block_bytes(const PlanInput &in) {
+  if (in.dst_block_bytes == 0 || is_pull(in)) return Status::success();
+  const uint64_t source = in.local->stride(), target = in.remote->stride();
+  if (in.move == LDR_MOVE_BLOCKS && in.dst_block_bytes != source) {
+    return fail(LDR_ERR_INVALID, "dst_block_bytes is %llu, but source blocks have %llu bytes", ull(in.dst_block_bytes), ull(source));
+  }
+  if (in.dst_block_bytes == target) return Status::success();
+  return fail(LDR_ERR_INVALID, "dst_block_bytes is %llu, but the destination blocks of cache %lld have %llu bytes", ull(in.dst_block_bytes),
+              (long long)in.remote->id, ull(target));
+}
 
 // Strides against each other: the last rows of spec 5.6 and 7.
 Status check_sizes(const PlanInput &in) {
   const Cache &source = is_pull(in) ? *in.remote : *in.local;
   const Cache &target = is_pull(in) ? *in.local : *in.remote;
   if (in.move == LDR_MOVE_ENTRY) {
-    uint64_t size = entry_bytes(in), most = std::min(source.stride(), target.stride());
-    if (size > most) return fail(LDR_ERR_INVALID, "%llu bytes do not fit: source entries have %llu, destination entries %llu", ull(size), ull(source.stride()), ull(target.stride()));
-    return Status::success();
+    if (entry_fits(in, *in.local, in.local_offset_bytes) && entry_fits(in, *in.remote, in.remote_offset_bytes)) return Status::success();
+    return fail(LDR_ERR_INVALID, "%llu bytes do not fit: source entries have %llu, destination entries %llu, offsets are %llu (local) and %llu (remote)",
+                ull(entry_bytes(in)), ull(source.stride()), ull(target.stride()), ull(in.local_offset_bytes), ull(in.remote_offset_bytes));
   }
+  if (Status s = check_block_bytes(in); !s.ok()) return s;
   if (in.move == LDR_MOVE_BLOCKS) {
     if (source.stride() == target.stride()) return Status::success();
     return fail(LDR_ERR_INVALID, "source blocks have %llu bytes, destination blocks %llu", ull(source.stride()), ull(target.stride()));
@@ -140,38 +160,21 @@ Status check_push(const PlanInput &in) {
   return check_sizes(in);
 }
 
-void append(std::vector<Run> &runs, const Run &next) {
-  if (!runs.empty()) {
-    Run &last = runs.back();
-    if (last.local_offset + last.size_bytes == next.local_offset && last.remote_offset + last.size_bytes == next.remote_offset) {
-      last.size_bytes += next.size_bytes;
-      return;
-    }
-  }
-  runs.push_back(next);
-}
-
 std::vector<Run> make_runs(const PlanInput &in) {
   const Cache &source = is_pull(in) ? *in.remote : *in.local;
   const Cache &target = is_pull(in) ? *in.local : *in.remote;
-  uint32_t source_entry = is_pull(in) ? in.remote_batch_index : in.local_batch_index;
-  uint32_t target_entry = is_pull(in) ? in.local_batch_index : in.remote_batch_index;
-  std::vector<Run> runs;
-  auto add = [&](uint64_t source_offset, uint64_t target_offset, uint64_t size) {
-    append(runs, is_pull(in) ? Run{target_offset, source_offset, size} : Run{source_offset, target_offset, size});
-  };
+  const uint64_t block = target.stride(), entry = source.stride();
+  if (in.move == LDR_MOVE_BLOCKS) return block_runs(in.src_blocks, in.dst_blocks, block);
+  const uint64_t source_at = (is_pull(in) ? in.remote_batch_index : in.local_batch_index) * entry;
   if (in.move == LDR_MOVE_ENTRY) {
-    add(source_entry * source.stride(), target_entry * target.stride(), entry_bytes(in));
-    return runs;
+    const uint64_t target_at = (is_pull(in) ? in.local_batch_index : in.remote_batch_index) * block;
+    // Only pulls have offsets.
+    return {{source_at + in.remote_offset_bytes, target_at + in.local_offset_bytes, entry_bytes(in)}};
   }
+  std::vector<Run> runs;
   runs.reserve(in.dst_blocks.size());
-  uint64_t block = target.stride(), entry = source.stride();
   for (uint64_t k = 0; k < in.dst_blocks.size(); ++k) {
-    if (in.move == LDR_MOVE_BLOCKS) {
-      add(in.src_blocks[k] * block, in.dst_blocks[k] * block, block);
-    } else {
-      add(source_entry * entry + k * block, in.dst_blocks[k] * block, std::min(block, entry - k * block));
-    }
+    append_run(runs, {source_at + k * block, in.dst_blocks[k] * block, std::min(block, entry - k * block)});
   }
   return runs;
 }
@@ -198,16 +201,26 @@ Status widen_blocks(const char *name, const ldr_block_list_t &list, std::vector<
   return Status::success();
 }
 
+Status check_blocks(const char *list, const char *side, const Cache &cache, const std::vector<uint64_t> &blocks) {
+  for (size_t k = 0; k < blocks.size(); ++k) {
+    if (blocks[k] < cache.num_entries) continue;
+    return fail(LDR_ERR_INVALID, "%s[%zu] is %lld, but the %s cache %lld has %llu blocks", list, k, (long long)blocks[k], side, (long long)cache.id,
+                ull(cache.num_entries));
+  }
+  return Status::success();
+}
+
 Status check_before_link(const PlanInput &in) {
+  if (Status s = check_extras(in); !s.ok()) return s;
   if (!is_pull(in)) return Status::success();
   const Cache &local = *in.local;
   if (in.move == LDR_MOVE_ENTRY && in.local_batch_index >= local.num_entries) {
     return fail(LDR_ERR_INVALID, "batch index %u, but the local cache %lld has %llu entries", in.local_batch_index, (long long)local.id, ull(local.num_entries));
   }
   if (Status s = check_kind("local", local, in.move == LDR_MOVE_ENTRY ? LDR_CACHE_CONTIGUOUS : LDR_CACHE_BLOCKS); !s.ok()) return s;
-  if (in.move == LDR_MOVE_ENTRY && entry_bytes(in) > local.stride()) {
-    return fail(LDR_ERR_INVALID, "%" PRId64 " bytes do not fit into an entry of the local cache %lld, which has %llu", in.size_bytes, (long long)local.id,
-                ull(local.stride()));
+  if (in.move == LDR_MOVE_ENTRY && !entry_fits(in, local, in.local_offset_bytes)) {
+    return fail(LDR_ERR_INVALID, "%" PRId64 " bytes do not fit at offset %llu of an entry of the local cache %lld, which has %llu", in.size_bytes,
+                ull(in.local_offset_bytes), (long long)local.id, ull(local.stride()));
   }
   return check_selection("local", local, in.local_first_tensor, in.local_num_tensors);
 }
@@ -228,7 +241,10 @@ Status plan_pieces(const PlanInput &in, std::vector<Piece> *pieces_p) {
   pieces_p->reserve(runs.size() * num_tensors);
   for (uint32_t i = 0; i < num_tensors; ++i) {
     uint64_t base = in.local->addresses[local_first + i];
-    for (const Run &run : runs) pieces_p->push_back({base + run.local_offset, run.remote_offset, run.size_bytes, remote_first + i});
+    for (const Run &run : runs) {
+      const uint64_t local_offset = is_pull(in) ? run.dst_offset : run.src_offset, remote_offset = is_pull(in) ? run.src_offset : run.dst_offset;
+      pieces_p->push_back({base + local_offset, remote_offset, run.size_bytes, remote_first + i});
+    }
   }
   return Status::success();
 }

@@ -26,13 +26,17 @@ struct PlanInput {
   const Cache *remote = nullptr;
   uint32_t local_batch_index = 0, remote_batch_index = 0;
   uint32_t local_first_tensor = 0, local_num_tensors = 0, remote_first_tensor = 0, remote_num_tensors = 0;  // a count of 0: all
-  int64_t size_bytes = -1;
+  int64_t size_bytes = -1;                                  // MOVE_ENTRY; -1: the local entry from local_offset_bytes on
+  uint64_t local_offset_bytes = 0, remote_offset_bytes = 0;  // inside the entry on each side; pulls of MOVE_ENTRY only (spec api-kvcachemanager 4)
+  uint64_t dst_block_bytes = 0;                              // what a pusher takes for a destination block; 0: not said (spec api-cachemanager 8.3)
   std::vector<uint64_t> src_blocks, dst_blocks;  // from widen_blocks()
 };
 
 // A caller's list, copied. Negative values become huge ones that no range check lets pass.
 Status widen_blocks(const char *name, const ldr_block_list_t &list, std::vector<uint64_t> *blocks_p);
-// The rows of spec 5.4 that come before the link is looked at; a push has none there (spec 7).
+// One block list against a cache: side says whose. Also for local copies.
+Status check_blocks(const char *list, const char *side, const Cache &cache, const std::vector<uint64_t> &blocks);
+// The rows of spec 5.4 that come before the link is looked at; of a push only what no move of its kind takes (spec 7).
 Status check_before_link(const PlanInput &input);
 // The rows between the link and the remote cache.
 Status check_before_remote(const PlanInput &input);

@@ -1,4 +1,4 @@
-// Answers to a peer's control requests: kTable, kLookup, kMapping, kGrantOpen, kGrantClose. Runs on the loop thread; nothing here waits or touches Python.
+// Answers to a peer's control requests: kTable, kLookup, kMapping, kGrantOpen, kGrantClose, kDone. Runs on the loop thread; nothing here waits or touches Python.
 #pragma once
 
 #include "fd.h"

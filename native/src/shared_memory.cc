@@ -12,6 +12,9 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace ldr {
 namespace {
@@ -70,9 +73,15 @@ uint64_t make_huge(uint8_t *base, uint64_t size_bytes) {
   return huge_bytes;
 }
 
+// Every page is there afterwards. Kernels before 5.14 do not know the advice; they allocate the file's pages instead.
+bool populate_all(int fd, void *base, uint64_t size_bytes) {
+  if (madvise(base, size_bytes, MADV_POPULATE_WRITE) == 0) return true;
+  return errno == EINVAL && fallocate(fd, 0, 0, off_t(size_bytes)) == 0;
+}
+
 }  // namespace
 
-Status shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_p) {
+Status shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_p, Populate populate) {
   if (!address_p) return fail(LDR_ERR_INVALID, "shared memory: no place for the address");
   if (size_bytes == 0 || size_bytes > uint64_t(1) << 46) {
     return fail(LDR_ERR_INVALID, "shared memory: %llu bytes asked for; give 1 byte to 64 TiB", (unsigned long long)size_bytes);
@@ -90,7 +99,12 @@ Status shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_
   }
   void *address = map_aligned(fd.get(), size_bytes);
   if (address == MAP_FAILED) return fail_errno(LDR_ERR_NO_MEMORY, "shared memory: mmap of %llu bytes", (unsigned long long)size_bytes);
-  uint64_t huge_bytes = make_huge(static_cast<uint8_t *>(address), size_bytes);
+  uint64_t huge_bytes = populate == Populate::kLazy ? 0 : make_huge(static_cast<uint8_t *>(address), size_bytes);
+  if (populate == Populate::kFull && !populate_all(fd.get(), address, size_bytes)) {
+    Status status = fail_errno(LDR_ERR_NO_MEMORY, "shared memory: reserving %llu bytes", (unsigned long long)size_bytes);
+    munmap(address, size_bytes);
+    return status;
+  }
 
   std::map<uint64_t, Mapping> entry;
   entry.emplace(reinterpret_cast<uint64_t>(address), Mapping{0, size_bytes, std::move(fd)});

@@ -9,7 +9,12 @@
 
 namespace ldr {
 
-Status shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_p);
+enum class Populate {
+  kHuge,  // what can be huge pages, as far as the kernel goes along
+  kFull,  // that, and every other page too; NO_MEMORY when they are not there
+  kLazy,  // nothing: pages come with their first touch
+};
+Status shared_alloc(uint64_t size_bytes, void **address_p, uint64_t *huge_bytes_p, Populate populate = Populate::kHuge);
 Status shared_free(void *address);
 // Which mapping holds [address, address + size)? Ids are never re-used and not 0; false when none does.
 bool shared_find(uint64_t address, uint64_t size_bytes, uint64_t *mapping_id_p, uint64_t *offset_p);

@@ -78,19 +78,45 @@ int poll_timeout_ms(int64_t deadline_ns) {
 
 }  // namespace
 
+// The priority comes second: the kernel derives one from IP_TOS.
+void mark(int tcp_socket, const SocketMarks &marks) {
+  auto set = [tcp_socket](int level, int option, uint32_t value) {
+    const int number = int(value);
+    setsockopt(tcp_socket, level, option, &number, sizeof(number));
+  };
+  sockaddr_storage own{};
+  socklen_t size = sizeof(own);
+  if (getsockname(tcp_socket, reinterpret_cast<sockaddr *>(&own), &size) < 0 || own.ss_family == AF_UNIX) return;
+  if (marks.ip_tos && marks.ip_tos <= 255) {
+    if (own.ss_family == AF_INET6) set(IPPROTO_IPV6, IPV6_TCLASS, marks.ip_tos);
+    else set(IPPROTO_IP, IP_TOS, marks.ip_tos);
+  }
+  if (marks.priority) set(SOL_SOCKET, SO_PRIORITY, marks.priority);
+}
+
+bool covers(const std::string &listening_ip, const std::string &ip) {
+  Address listening, asked;
+  if (!parse_ip(listening_ip, 0, &listening) || !parse_ip(ip, 0, &asked) || listening.storage.ss_family != asked.storage.ss_family) return false;
+  Address wildcard;
+  parse_ip(listening.storage.ss_family == AF_INET6 ? "::" : "0.0.0.0", 0, &wildcard);
+  auto same = [&listening](const Address &other) { return memcmp(&listening.storage, &other.storage, listening.size) == 0; };
+  return same(asked) || same(wildcard);
+}
+
 Status check_address(const std::string &ip, uint32_t port) {
   Address address;
   if (parse_ip(ip, port, &address)) return Status::success();
   return fail(LDR_ERR_INVALID, "\"%s\" port %u is not a numeric IP address and a port", ip.c_str(), port);
 }
 
-Status listen_tcp(const std::string &ip, uint32_t port, Fd *socket_p, uint32_t *port_p) {
+Status listen_tcp(const std::string &ip, uint32_t port, const SocketMarks &marks, Fd *socket_p, uint32_t *port_p) {
   Address address;
   if (!parse_ip(ip, port, &address)) return check_address(ip, port);
   Fd socket = new_socket(address.storage.ss_family);
   if (!socket) return fail_errno(LDR_ERR_BIND, "socket for listening on %s", address_text(ip, port).c_str());
   int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  mark(socket.get(), marks);
   if (bind(socket.get(), address.get(), address.size) < 0 || listen(socket.get(), SOMAXCONN) < 0)
     return fail_errno(LDR_ERR_BIND, "cannot listen on %s", address_text(ip, port).c_str());
   if (getsockname(socket.get(), address.get(), &address.size) < 0) return fail_errno(LDR_ERR_BIND, "getsockname of %s", address_text(ip, port).c_str());
@@ -117,12 +143,13 @@ Fd accept_connection(int listener) {
   return Fd(fd);
 }
 
-Status connect_tcp(const std::string &ip, uint32_t port, int64_t deadline_ns, int wake_fd, Fd *socket_p) {
+Status connect_tcp(const std::string &ip, uint32_t port, const SocketMarks &marks, int64_t deadline_ns, int wake_fd, Fd *socket_p) {
   Address address;
   if (!parse_ip(ip, port, &address)) return check_address(ip, port);
   if (port == 0) return fail(LDR_ERR_INVALID, "port 0 of %s cannot be connected to", ip.c_str());
   Fd socket = new_socket(address.storage.ss_family);
   if (!socket) return fail_errno(LDR_ERR_SYSTEM, "socket");
+  mark(socket.get(), marks);
   if (connect(socket.get(), address.get(), address.size) < 0) {
     if (errno != EINPROGRESS && errno != EINTR) return fail_errno(LDR_ERR_LINK_FAILED, "cannot connect");
     if (Status status = wait_for(socket.get(), POLLOUT, deadline_ns, wake_fd); !status.ok()) return status;

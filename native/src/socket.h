@@ -15,15 +15,24 @@
 
 namespace ldr {
 
+// How the kernel is to treat what goes out: IP_TOS (IPv6: the traffic class; up to 255) and SO_PRIORITY. 0 leaves each as it is.
+struct SocketMarks {
+  uint32_t ip_tos = 0, priority = 0;
+};
+// Best effort; no effect on a Unix socket.
+void mark(int tcp_socket, const SocketMarks &marks);
+
 Status check_address(const std::string &ip, uint32_t port);  // INVALID unless numeric IPv4 or IPv6, and a port
+// Whether who listens on that address also hears those who connect to ip: the same address, or the wildcard of its family.
+bool covers(const std::string &listening_ip, const std::string &ip);
 // BIND when it cannot be had; *port_p is what the kernel chose for 0.
-Status listen_tcp(const std::string &ip, uint32_t port, Fd *socket_p, uint32_t *port_p);
+Status listen_tcp(const std::string &ip, uint32_t port, const SocketMarks &marks, Fd *socket_p, uint32_t *port_p);
 Status listen_unix(const std::string &path, Fd *socket_p);
 // Empty when nobody waits (any more).
 Fd accept_connection(int listener);
 
 // wake_fd: readable when the wait must end early (CLOSED); may be -1. LINK_FAILED when refused or unreachable, TIMEOUT.
-Status connect_tcp(const std::string &ip, uint32_t port, int64_t deadline_ns, int wake_fd, Fd *socket_p);
+Status connect_tcp(const std::string &ip, uint32_t port, const SocketMarks &marks, int64_t deadline_ns, int wake_fd, Fd *socket_p);
 Status connect_unix(const std::string &path, Fd *socket_p);  // never waits: a full queue is refused
 // Until fd has one of the poll events; TIMEOUT, or CLOSED by the wake_fd.
 Status wait_for(int fd, short events, int64_t deadline_ns, int wake_fd);

@@ -1,10 +1,9 @@
-#include "transfer.h"
-
+// The way of a transfer through its steps: checks, the link, questions to the peer, the end.
 #include <new>
 
 #include "clock.h"
 #include "engine.h"
-#include "link.h"
+#include "move.h"
 #include "paths/path.h"
 #include "paths/stream.h"
 
@@ -17,9 +16,14 @@ using ull = unsigned long long;
 // What is wrong whatever the caches are.
 Status check_params(const Engine &engine, const ldr_transfer_params_t &p) {
   if (p.direction != LDR_PULL && p.direction != LDR_PUSH) return fail(LDR_ERR_INVALID, "direction %u", p.direction);
-  if (p.direction == LDR_PUSH && !engine.config.remote_access) return fail(LDR_ERR_INVALID, "pushing needs remote-access mode; this engine is two-sided");
+  if (p.remote_by > LDR_BY_ADDRESS) return fail(LDR_ERR_INVALID, "remote_by %u", p.remote_by);
+  if (p.remote_by == LDR_BY_ADDRESS) {
+    if (p.direction != LDR_PUSH || engine.config.remote_access) return fail(LDR_ERR_INVALID, "an address can only be pushed to, by a two-sided engine");
+  } else if (p.direction == LDR_PUSH && !engine.config.remote_access) {
+    return fail(LDR_ERR_INVALID, "pushing to a cache needs remote-access mode; this engine is two-sided");
+  }
   if (p.direction == LDR_PULL && p.cluster_id == engine.config.cluster_id) return fail(LDR_ERR_INVALID, "a pull from the own cluster %llu", ull(p.cluster_id));
-  if (p.remote_by > LDR_BY_OPEN_GRANT) return fail(LDR_ERR_INVALID, "remote_by %u", p.remote_by);
+  if (p.flags & ~uint32_t(LDR_TRANSFER_KEEP_KEY)) return fail(LDR_ERR_INVALID, "unknown flags %#x", p.flags);
   if (p.move > LDR_MOVE_ENTRY_TO_BLOCKS) return fail(LDR_ERR_INVALID, "move %u", p.move);
   if (p.remote_by == LDR_BY_OPEN_GRANT && (p.direction != LDR_PULL || p.move != LDR_MOVE_BLOCKS)) {
     return fail(LDR_ERR_INVALID, "an open grant can only be pulled, blocks to blocks");
@@ -34,66 +38,16 @@ Status check_params(const Engine &engine, const ldr_transfer_params_t &p) {
   return Status::success();
 }
 
-// The one kind of transfer: pieces planned from both caches, moved by one path.
-class Move final : public Transfer, public std::enable_shared_from_this<Move> {
- public:
-  Move(Engine &engine, const ldr_transfer_params_t &params) : engine_(engine), params_(params) {}
+// The owner ends a pin of ours; nobody waits for it.
+void tell_failed(Link &link, uint64_t pin_id, ldr_status_t outcome) {
+  if (pin_id == 0) return;
+  Writer w;
+  w.u64(pin_id);
+  w.u32(uint32_t(outcome));
+  link.send(FrameType::kDone, 0, w);
+}
 
-  Status prepare();              // the caller's thread, before there is an operation
-  void submit(OpPtr op) noexcept;
-  void start_turn() override;
-  void refuse(const Status &why) override;
-  void stop(const Status &why) override { op_->stop(why.code, why.text); }
-
- private:
-  enum class Stage { kQueued, kRunning, kCalling, kStreaming, kDone };
-  using Use = std::function<Status(Reader &in, Fd &passed)>;
-  using Next = void (Move::*)(const Status &);
-
-  void wait_for_turn();
-  void take_turn();  // the link is ours
-  template <class F> void step(F body) noexcept;
-  bool claim(Stage from, Stage to) { return stage_.compare_exchange_strong(from, to); }
-  void on_stop();
-  void on_deadline();
-  void ask(FrameType type, const Writer &payload, Use use, Next next);
-
-  Status resolve_grant();
-  void find_remote();
-  void fetch_table();
-  void table_fetched(const Status &status);
-  void look_up();
-  void looked_up(const Status &status);
-  bool table_is_old() const;
-  CachePtr find_in_table();
-
-  void plan();
-  void choose_path();
-  bool reach_by_shm();           // false: it does not, or the answer comes later
-  void mapping_fetched(const Status &status);
-  void run_on(Path &path, uint32_t path_id);
-  void copied(const Status &status);
-  void finish(const Status &status) noexcept;
-  Status explain(const Status &why) const;
-
-  Engine &engine_;
-  ldr_transfer_params_t params_;
-  PlanInput input_;
-  CachePtr local_, remote_;
-  std::shared_ptr<const OpenGrant> grant_;
-  LinkPtr link_;
-  OpPtr op_;
-  std::atomic<Stage> stage_{Stage::kQueued};
-  int64_t turn_ns_ = 0, deadline_ns_ = kNever;
-  TimerId timer_ = 0;
-  bool has_timer_ = false;
-  bool fetched_table_ = false;
-  uint64_t asked_table_version_ = 0;
-  uint64_t asked_mapping_ = 0;
-  std::string shm_failure_;
-  std::vector<Piece> pieces_;
-};
-
+}  // namespace
 
 Status Move::prepare() {
   const ldr_transfer_params_t &p = params_;
@@ -114,6 +68,14 @@ Status Move::prepare() {
   input_.remote_first_tensor = p.remote_first_tensor;
   input_.remote_num_tensors = p.remote_num_tensors;
   input_.size_bytes = p.size_bytes;
+  input_.local_offset_bytes = p.local_offset_bytes;
+  input_.remote_offset_bytes = p.remote_offset_bytes;
+  input_.dst_block_bytes = p.dst_block_bytes;
+  if (p.remote_by == LDR_BY_ADDRESS) {
+    input_.remote_batch_index = input_.remote_first_tensor = input_.remote_num_tensors = 0;  // an address says it all
+    const uint32_t num_tensors = p.local_num_tensors ? p.local_num_tensors : local_->num_tensors();
+    if (num_tensors != 1) return fail(LDR_ERR_INVALID, "%u local tensors selected; one goes to an address", num_tensors);
+  }
   if (Status s = check_before_link(input_); !s.ok()) return s;
   link_ = engine_.links.find_usable(p.cluster_id);
   if (!link_) {
@@ -123,29 +85,6 @@ Status Move::prepare() {
   }
   if (Status s = check_before_remote(input_); !s.ok()) return s;
   return p.remote_by == LDR_BY_OPEN_GRANT ? resolve_grant() : Status::success();
-}
-
-Status Move::resolve_grant() {
-  grant_ = engine_.open_grants.find(params_.remote_key_id);
-  if (!grant_) return fail(LDR_ERR_NOT_FOUND, "no grant is open here under id %llu", ull(params_.remote_key_id));
-  if (grant_->cluster_id != params_.cluster_id) {
-    return fail(LDR_ERR_INVALID, "open grant %llu is of cluster %llu, not %llu", ull(grant_->open_id), ull(grant_->cluster_id), ull(params_.cluster_id));
-  }
-  if (grant_->source_incarnation != link_->facts().incarnation) {
-    return fail(LDR_ERR_STALE, "open grant %llu is of an earlier incarnation of %s", ull(grant_->open_id), link_->name().c_str());
-  }
-  remote_ = grant_->cache;
-  if (input_.src_blocks.empty()) {
-    input_.src_blocks = grant_->blocks;
-    return Status::success();
-  }
-  for (uint64_t &position : input_.src_blocks) {
-    if (position >= grant_->blocks.size()) {
-      return fail(LDR_ERR_INVALID, "position %lld in a grant of %zu blocks", (long long)position, grant_->blocks.size());
-    }
-    position = grant_->blocks[position];
-  }
-  return Status::success();
 }
 
 void Move::submit(OpPtr op) noexcept {
@@ -197,23 +136,14 @@ void Move::on_deadline() {
   op_->stop(LDR_ERR_TIMEOUT, "the time limit of " + std::to_string(params_.timeout_ns / kMillisecond) + " ms passed");
 }
 
-// Nothing above us could complete the operation if memory runs out.
-template <class F> void Move::step(F body) noexcept {
-  try {
-    if (op_->stopped()) return finish(op_->stop_status());
-    body();
-  } catch (const std::bad_alloc &) {
-    finish(out_of_memory());
-  } catch (const std::exception &error) {
-    finish({LDR_ERR_INTERNAL, error.what()});
-  }
-}
-
 // One question to the peer; next runs when it is answered, where the operation is waited for, or on a copy thread.
 void Move::ask(FrameType type, const Writer &payload, Use use, Next next) {
   stage_ = Stage::kCalling;
-  auto on_reply = [self = shared_from_this(), use = std::move(use), next](const Status &status, Reader in, Fd &passed) {
-    if (!self->claim(Stage::kCalling, Stage::kRunning)) return;  // stopped meanwhile
+  auto on_reply = [self = shared_from_this(), type, use = std::move(use), next](const Status &status, Reader in, Fd &passed) {
+    // What the owner holds for us is known before anything can end the operation.
+    const uint64_t pin_id = type == FrameType::kLookup && status.ok() ? Reader(in).u64() : 0;
+    if (!self->claim(Stage::kCalling, Stage::kRunning)) return tell_failed(*self->link_, pin_id, LDR_ERR_CANCELLED);  // stopped meanwhile
+    if (pin_id != 0) self->pin_id_ = pin_id;
     self->step([&] {
       Status result = status.ok() ? use(in, passed) : status;
       if (status.ok() && result.code == LDR_ERR_LINK_BROKEN) self->link_->fail(result);  // a peer that answers nonsense
@@ -235,154 +165,11 @@ void Move::take_turn() {
   });
 }
 
-void Move::find_remote() {
-  if (remote_) return plan();
-  if (!engine_.config.remote_access) return look_up();
-  if (table_is_old()) return fetch_table();
-  remote_ = find_in_table();
-  if (remote_) return plan();
-  if (!fetched_table_) return fetch_table();  // it may have been registered since
-  finish(fail(LDR_ERR_NO_CACHE, "the peer has no cache under %s %lld", params_.remote_by == LDR_BY_CACHE_ID ? "id" : "the given key, id",
-              (long long)(params_.remote_by == LDR_BY_CACHE_ID ? params_.remote_cache_id : int64_t(params_.remote_key_id))));
-}
-
-bool Move::table_is_old() const {
-  if (fetched_table_) return false;
-  const PeerPage *page = link_->page();
-  return !link_->table.filled() || (page && page->table_version() != link_->transfers.table_version);
-}
-
-CachePtr Move::find_in_table() {
-  const ldr_transfer_params_t &p = params_;
-  CachePtr found;
-  if (p.remote_by == LDR_BY_CACHE_ID) {
-    found = link_->table.find(p.remote_cache_id);
-  } else if (p.remote_by == LDR_BY_REQUEST_KEY || p.remote_by == LDR_BY_BLOCKS_KEY) {  // prefix keys cannot be found (spec 5.7)
-    uint32_t kind = p.remote_by == LDR_BY_REQUEST_KEY ? LDR_KEY_REQUEST : LDR_KEY_BLOCKS;
-    uint32_t batch_index = 0;
-    found = link_->table.find_key(kind, p.remote_key_id, p.remote_model_id, &batch_index);
-    input_.remote_batch_index = batch_index;
-  }
-  // Not ours any more as soon as its word has moved, whatever the table says.
-  const PeerPage *page = link_->page();
-  return found && page && page->cache_version(found->slot) != found->version ? nullptr : found;
-}
-
-void Move::fetch_table() {
-  fetched_table_ = true;
-  if (const PeerPage *page = link_->page()) asked_table_version_ = page->table_version();
-  ask(FrameType::kTable, Writer(), [this](Reader &in, Fd &) { return link_->table.replace(in); }, &Move::table_fetched);
-}
-
-void Move::table_fetched(const Status &status) {
-  if (!status.ok()) return finish(status);
-  link_->transfers.table_version = asked_table_version_;
-  find_remote();
-}
-
-// Two-sided: the owner finds the cache (spec 5.5).
-void Move::look_up() {
-  Writer w;
-  w.u32(params_.remote_by);
-  w.i64(params_.remote_cache_id);
-  w.u64(params_.remote_key_id);
-  w.u64(params_.remote_model_id);
-  w.u32(params_.remote_batch_index);
-  auto use = [this](Reader &in, Fd &) {
-    remote_ = decode_cache(in);
-    input_.remote_batch_index = in.u32();
-    if (!remote_ || !in.finished()) return fail(LDR_ERR_LINK_BROKEN, "a malformed answer to a look-up");
-    return Status::success();
-  };
-  ask(FrameType::kLookup, w, std::move(use), &Move::looked_up);
-}
-
-void Move::looked_up(const Status &status) {
-  if (!status.ok()) return finish(status);
-  plan();
-}
-
 void Move::plan() {
   input_.remote = remote_.get();
   if (Status s = plan_pieces(input_, &pieces_); !s.ok()) return finish(s);
   op_->bytes_total.store(sum_bytes(pieces_), std::memory_order_relaxed);
   choose_path();
-}
-
-void Move::choose_path() {
-  uint32_t set = link_->facts().path_set;
-  if ((set & 1u << LDR_PATH_SHM) && shm_failure_.empty()) {
-    if (reach_by_shm()) return run_on(shm_path(), LDR_PATH_SHM);
-    if (shm_failure_.empty()) return;  // asked for a mapping
-  }
-  if (set & 1u << LDR_PATH_CMA) return run_on(cma_path(), LDR_PATH_CMA);
-  if (!link_->data().empty()) return run_on(stream_path(), set & 1u << LDR_PATH_UNIX ? LDR_PATH_UNIX : LDR_PATH_TCP);
-  finish(fail(LDR_ERR_NO_PATH, "no allowed data path reaches it: the link allows %s, and %s", path_set_text(set).c_str(), shm_failure_.c_str()));
-}
-
-bool Move::reach_by_shm() {
-  const Cache &remote = *remote_;
-  uint32_t looked_at = UINT32_MAX;
-  for (const Piece &piece : pieces_) {  // ordered by tensor
-    uint32_t i = piece.remote_tensor;
-    if (i == looked_at) continue;
-    looked_at = i;
-    if (remote.mapping_ids[i] == 0) {
-      shm_failure_ = "tensor " + std::to_string(i) + " of the remote cache " + std::to_string(remote.id) + " is not in shared memory";
-      return false;
-    }
-    if (link_->mappings.address(remote, i)) continue;
-    if (asked_mapping_ == remote.mapping_ids[i]) {
-      shm_failure_ = "tensor " + std::to_string(i) + " of the remote cache " + std::to_string(remote.id) + " lies outside of its mapping";
-      return false;
-    }
-    asked_mapping_ = remote.mapping_ids[i];
-    Writer w;
-    w.u64(asked_mapping_);
-    auto use = [this](Reader &, Fd &passed) {
-      if (!passed) return fail(LDR_ERR_LINK_BROKEN, "the peer sent no descriptor for mapping %llu", ull(asked_mapping_));
-      return link_->mappings.add(asked_mapping_, passed.get());
-    };
-    ask(FrameType::kMapping, w, std::move(use), &Move::mapping_fetched);
-    return false;
-  }
-  return true;
-}
-
-void Move::mapping_fetched(const Status &status) {
-  if (status.code == LDR_ERR_TIMEOUT || status.code == LDR_ERR_LINK_BROKEN) return finish(status);
-  if (!status.ok()) shm_failure_ = "its shared memory cannot be mapped here: " + status.text;
-  choose_path();
-}
-
-void Move::run_on(Path &path, uint32_t path_id) {
-  op_->path = path_id;
-  bool is_stream = path_id == LDR_PATH_UNIX || path_id == LDR_PATH_TCP;
-  auto job = std::make_shared<CopyJob>();
-  job->link = link_;
-  job->op = op_;
-  job->direction = params_.direction;
-  job->local = local_;
-  job->remote = remote_;
-  job->pieces = std::move(pieces_);
-  job->cache_slot = remote_->slot;
-  job->cache_version = remote_->version;
-  if (grant_) {
-    job->has_grant = true;
-    job->grant_slot = grant_->slot;
-    job->grant_version = grant_->version;
-  }
-  // A small copy by this thread ends long before a timer could matter.
-  if (deadline_ns_ != kNever && (is_stream || op_->bytes_total.load(std::memory_order_relaxed) > kInlineBytes)) {
-    timer_ = engine_.loop.at(deadline_ns_, [weak = weak_from_this()] {
-      if (auto self = weak.lock()) self->on_deadline();
-    });
-    has_timer_ = true;
-  }
-  if (is_stream) stage_ = Stage::kStreaming;
-  auto self = shared_from_this();
-  path.run(std::move(job), [self](Status status) { self->copied(status); });
-  if (is_stream && op_->stopped()) on_stop();  // the handler may have run before the chunks were there
 }
 
 void Move::copied(const Status &status) {
@@ -395,7 +182,32 @@ void Move::copied(const Status &status) {
     remote_ = nullptr;
     return step([this] { fetch_table(); });
   }
+  let_caches_go();
+  if (status.ok() && pin_id_ != 0) return step([this] { release_source(); });
   finish(status);
+}
+
+// Everything has arrived: the owner gives up the source, and with it the key that was pulled. That is waited for, so that the key is gone for everybody when
+// the pull is over, and nothing stops it any more. A push takes nothing from anybody.
+void Move::release_source() {
+  stage_ = Stage::kRunning;
+  Writer w;
+  w.u64(std::exchange(pin_id_, 0));
+  w.u32(LDR_OK);
+  if (params_.direction == LDR_PULL) {
+    return link_->call(FrameType::kDone, w, deadline_ns_, [self = shared_from_this()](const Status &status, Reader, Fd &) {
+      self->finish(!status.ok() && self->op_->stopped() ? self->op_->stop_status() : status);
+    });
+  }
+  link_->send(FrameType::kDone, 0, w);
+  finish(Status::success());
+}
+
+// The path is done with them. Other threads may hold this transfer and its job for a moment longer, but its caller may give the local cache back as soon as it
+// hears of the end, and then counts on the memory being free.
+void Move::let_caches_go() {
+  if (job_) job_->local = job_->remote = nullptr;
+  local_ = remote_ = nullptr;
 }
 
 void Move::finish(const Status &status) noexcept {
@@ -411,10 +223,12 @@ void Move::finish(const Status &status) noexcept {
   }
   Status told;
   try {
+    if (!status.ok()) tell_failed(*link_, pin_id_, status.code);  // before the next transfer's first words
     told = explain(status);
   } catch (const std::bad_alloc &) {
     told.code = status.code;
   }
+  local_ = remote_ = nullptr;
   // The link is left first, so that the caller's next transfer finds it free; the next one starts last, so that completions keep the order.
   std::shared_ptr<Transfer> next = link_->transfers.leave(*this);
   engine_.ops.complete(op_, told);
@@ -434,8 +248,6 @@ Status Move::explain(const Status &why) const {
   }
   return {why.code, text};
 }
-
-}  // namespace
 
 Status transfer_submit(Engine &engine, const ldr_transfer_params_t &params, bool waited, uint64_t user_tag, OpPtr *op_p) {
   auto transfer = std::make_shared<Move>(engine, params);

@@ -8,7 +8,7 @@
 
 namespace ldr {
 
-constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kProtocolVersion = 2;
 constexpr uint32_t kMaxHandshakeFrameBytes = 4096;  // before the peer has proved itself
 constexpr uint32_t kMaxFrameBytes = 2u << 20;       // afterwards: a cache table may be 1 MiB
 
@@ -16,9 +16,9 @@ enum class FrameType : uint16_t {
   // handshake, on fresh connections only (handshake.h)
   kHello = 1, kHelloReply, kAuth, kWelcome, kReject, kAttach, kAttachReply, kDataHello, kDataWelcome, kReady, kReadyReply,
   // control, on a link (link.cc)
-  kReply = 32, kHeartbeat, kUnlink,
+  kReply = 32, kHeartbeat, kUnlink, kProbe,
   // control, served for the peer (serve.cc)
-  kTable = 48, kLookup, kMapping, kGrantOpen, kGrantClose,
+  kTable = 48, kLookup, kMapping, kGrantOpen, kGrantClose, kDone,
   // data connections (paths/stream.cc)
   kRead = 64, kReadData, kWrite, kWriteDone,
 };

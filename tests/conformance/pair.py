@@ -104,6 +104,38 @@ class End:
         self._caches[name] = CacheRef(self, name, cache_id, layout, expected)
         return self._caches[name]
 
+    def allocate(
+        self,
+        name: str,
+        *,
+        blocks: bool = False,
+        tensors: int = 4,
+        entries: int = 6,
+        entry_bytes: int = 96,
+        key: Any = None,
+        placement: Placement = Placement.DEVICE,
+    ) -> CacheRef:
+        """A cache of the pool. It is looked at like every other one until :meth:`forget_cache`."""
+        layout = MemoryLayout(tensors, entries, entry_bytes, gap_bytes=0)
+        self._next_seed += 1
+        expected = np.empty(layout.total_bytes, np.uint8)
+        fill(expected, self._next_seed)
+        cache_id = self.process.allocate(name, layout, self._next_seed, blocks=blocks, key=key, placement=placement)
+        self._caches[name] = CacheRef(self, name, cache_id, layout, expected)
+        return self._caches[name]
+
+    def cpu_cache(self, name: str, *, tensors: int = 4, entries: int = 6, entry_bytes: int = 96) -> CacheRef:
+        """Host memory that the engine does not know, for ``swap_blocks``."""
+        layout = MemoryLayout(tensors, entries, entry_bytes)
+        expected = self._memory(name, layout, shared=False)
+        self.process.cpu_cache(name)
+        self._caches[name] = CacheRef(self, name, -1, layout, expected)
+        return self._caches[name]
+
+    def forget_cache(self, name: str) -> None:
+        """Its memory is somebody else's now."""
+        del self._caches[name]
+
     def _memory(self, name: str, layout: MemoryLayout, *, shared: bool) -> np.ndarray:
         self._next_seed += 1
         self.process.memory(name, layout, self._next_seed, shared=shared)
@@ -172,9 +204,9 @@ class Pair:
         self.a = End(SideProcess(side_env(path)), 1, path, self.remote_access)
         self.b = End(SideProcess(side_env(path)), 2, path, self.remote_access)
 
-    def init(self) -> None:
-        self.a.init(listen=False)
-        self.b.init(listen=True)
+    def init(self, **config: Any) -> None:
+        self.a.init(listen=False, **config)
+        self.b.init(listen=True, **config)
 
     def link(self) -> None:
         assert self.a.process.link_clusters([self.b.info()], 5000) == (SUCCESS, [SUCCESS])

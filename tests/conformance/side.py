@@ -6,21 +6,50 @@ Run as ``python -m tests.conformance.side FD``. A command is ``(method, args, kw
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from llm_datadist_ray import BlocksCacheKey, Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement
-from llm_datadist_ray._native import Direction, EventKind, Move, NativeError, RemoteBy, Transfer, alloc_shared
+from llm_datadist_ray import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    DataType,
+    LayerSynchronizer,
+    LLMConfig,
+    LLMDataDist,
+    LLMRole,
+    LLMStatusCode,
+    Placement,
+)
+from llm_datadist_ray._native import Direction, EventKind, Move, NativeError, Progress, RemoteBy, Transfer, alloc_shared
+from llm_datadist_ray.cache import TransferTask
 from llm_datadist_ray.membership import Membership
 from tests.conformance.memory import MemoryLayout, fill
 from tests.process_counts import ProcessCounts, settled_counts
+
+
+class GatedLayers(LayerSynchronizer):
+    """Says when a layer is ready: after :attr:`ready` was released; layer ``refuse`` never."""
+
+    def __init__(self, num_ready: int, refuse: int | None) -> None:
+        self.ready = threading.Semaphore(num_ready)
+        self.asked: list[int] = []
+        self._refuse = refuse
+
+    def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+        self.asked.append(layer_index)
+        return self.ready.acquire(timeout=60.0) and layer_index != self._refuse
 
 
 class Side:
@@ -29,6 +58,7 @@ class Side:
         self._memories: dict[str, tuple[MemoryLayout, np.ndarray]] = {}
         self._kept: list[np.ndarray] = []  # a name can be given again while the old memory is registered
         self._caches: dict[str, Cache] = {}
+        self._pool_views: dict[str, list[np.ndarray]] = {}
 
     @property
     def dist(self) -> LLMDataDist:
@@ -71,6 +101,7 @@ class Side:
         if self._dist is not None:
             self._dist.finalize()
         self._dist = None
+        self._pool_views.clear()
         self._caches.clear()
         self._memories.clear()
         self._kept.clear()
@@ -83,6 +114,10 @@ class Side:
 
     def settled_counts(self, expected: ProcessCounts) -> ProcessCounts:
         return settled_counts(expected)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A function of a module that both processes import, with this object first."""
+        return function(self, *args, **kwargs)
 
     # Memory and caches
 
@@ -105,6 +140,8 @@ class Side:
         return all(bool((layout.tensor(memory, tensor) == (value + tensor) % 256).all()) for tensor in tensors)
 
     def read(self, name: str) -> bytes:
+        if name in self._pool_views:
+            return b"".join(view.tobytes() for view in self._pool_views[name])
         return self._memories[name][1].tobytes()
 
     def flip_byte(self, name: str, offset: int) -> None:
@@ -126,6 +163,38 @@ class Side:
             cache = manager.register_cache(desc, addrs, key or [], remote_accessible)
         self._caches[name] = cache
         return cache.cache_id
+
+    def allocate(
+        self, name: str, layout: MemoryLayout, seed: int, *, blocks: bool, key: Any, placement: Placement
+    ) -> int:
+        """A cache of the pool, filled as one memory of that layout, which has no gaps."""
+        desc = CacheDesc(
+            layout.num_tensors, [layout.num_entries, layout.entry_bytes], DataType.DT_UINT8, placement=placement
+        )
+        manager = self.dist.cache_manager
+        cache = manager.allocate_blocks_cache(desc, key) if blocks else manager.allocate_cache(desc, key or [])
+        self._caches[name] = cache
+        self._pool_views[name] = [
+            np.frombuffer((ctypes.c_uint8 * layout.tensor_bytes).from_address(addr), np.uint8)
+            for addr in cache.tensor_addrs
+        ]
+        memory = np.empty(layout.total_bytes, np.uint8)
+        fill(memory, seed)
+        for view, content in zip(self._pool_views[name], memory.reshape(layout.num_tensors, -1), strict=True):
+            view[:] = content
+        return cache.cache_id
+
+    def cpu_cache(self, name: str) -> None:
+        """A description of the memory of that name, for swap_blocks."""
+        layout, memory = self._memories[name]
+        desc = CacheDesc(
+            layout.num_tensors, [layout.num_entries, layout.entry_bytes], DataType.DT_UINT8, placement=Placement.HOST
+        )
+        addrs = [memory.ctypes.data + layout.offset(tensor) for tensor in range(layout.num_tensors)]
+        self._caches[name] = Cache.create_cpu_cache(desc, addrs)
+
+    def tensor_addrs(self, name: str) -> list[int]:
+        return self._caches[name].tensor_addrs
 
     def register_tensors(
         self, name: str, tensors: list[tuple[str, int]], *, key: BlocksCacheKey, remote_accessible: bool
@@ -149,6 +218,11 @@ class Side:
 
     def unregister_id(self, cache_id: int) -> None:
         self.dist.cache_manager.unregister_cache(cache_id)
+
+    def manage(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Any method of the cache manager; a text among the arguments is the name of a cache."""
+        given = [self._caches[arg] if isinstance(arg, str) else arg for arg in args]
+        return getattr(self.dist.cache_manager, method)(*given, **kwargs)
 
     # Transfers: ``cache`` is the name of a local one
 
@@ -215,6 +289,44 @@ class Side:
             error = pull.exception()
         assert error is None or isinstance(error, NativeError)
         return {"elapsed_s": elapsed_s, "status": None if error is None else error.native_status}
+
+    # Transfers in the background
+
+    def start_task(self, method: str, *args: Any, **kwargs: Any) -> None:
+        self._task: TransferTask = self.manage(method, *args, **kwargs)
+
+    def wait_task(self, timeout_s: float | None = 10.0) -> None:
+        self._task.wait(timeout_s)
+
+    def cancel_task(self) -> None:
+        self._task.cancel()
+
+    def task_state(self) -> tuple[bool, Progress]:
+        return self._task.done(), self._task.progress()
+
+    def await_all(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> list[Exception | None]:
+        """All at once in one event loop; what each raised, at the call or at the ``await``."""
+
+        async def call(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            await self.manage(method, *args, **kwargs)
+
+        async def call_all() -> list[Exception | None]:
+            return await asyncio.gather(*(call(*each) for each in calls), return_exceptions=True)
+
+        return asyncio.run(call_all())
+
+    def start_layers(self, cache: str, configs: list[Any], *args: Any, num_ready: int, refuse: int | None) -> None:
+        """transfer_cache_async; ``num_ready`` layers are ready now, others by :meth:`release_layers`."""
+        self._layers = GatedLayers(num_ready, refuse)
+        self._layer_task = self.manage("transfer_cache_async", cache, self._layers, configs, *args)
+
+    def release_layers(self, num: int) -> None:
+        self._layers.ready.release(num)
+
+    def layer_results(self, timeout_ms: int) -> tuple[LLMStatusCode, list[LLMStatusCode | None], list[int]]:
+        """What ``synchronize`` and ``get_results`` give, and the layers that the synchronizer was asked for."""
+        task = self._layer_task
+        return task.synchronize(timeout_ms), task.get_results(timeout_ms), self._layers.asked
 
     # Links
 

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llm_datadist_ray import CacheDesc, DataType, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole
+from llm_datadist_ray import (
+    CacheDesc,
+    CacheKey,
+    DataType,
+    LLMClusterInfo,
+    LLMConfig,
+    LLMDataDist,
+    LLMRole,
+    LLMStatusCode,
+)
+from llm_datadist_ray._native import NativeEngine
+from llm_datadist_ray.cache import CacheManager
 from llm_datadist_ray.datadist import _shutdown_handler
+from llm_datadist_ray.kv_cache import KvCacheManager
+from tests.conformance.collective import free_port, local_table
 from tests.conformance.status import FAILED, FEATURE_NOT_ENABLED, PARAM_INVALID, raises
 from tests.process_counts import ProcessCounts, settled_counts
 
@@ -25,7 +41,11 @@ BEFORE_INIT = {
     "query_register_mem_status": (1,),
     "check_link_status": (1,),
     "switch_role": (LLMRole.MIX,),
+    "link_states": (),
+    "on_link_change": (print,),
 }
+
+POOL_BYTES = 4 << 20
 
 
 @pytest.fixture
@@ -54,7 +74,7 @@ def test_before_init(dist: LLMDataDist) -> None:
     for method, args in BEFORE_INIT.items():
         with pytest.raises(RuntimeError, match=f"{method}.*init"):
             getattr(dist, method)(*args)
-    for name in ("cache_manager", "kv_cache_manager"):
+    for name in ("cache_manager", "kv_cache_manager", "native_engine", "events"):
         with pytest.raises(RuntimeError, match=f"{name}.*init"):
             getattr(dist, name)
     dist.finalize()
@@ -78,6 +98,67 @@ def test_one_live_instance(dist: LLMDataDist) -> None:
     other.finalize()
 
 
+class Cycle:
+    """One object's life with a pool, a listener, a linked peer and (v2) a collective link, as often as wanted."""
+
+    def __init__(self, interface: str) -> None:
+        self.interface = interface
+        self.dist = LLMDataDist(LLMRole.PROMPT, 1)
+        self.peer = NativeEngine(cluster_id=2, remote_access=False)
+        port = free_port()
+        listen = f"127.0.0.1:{port}"
+        pool = json.dumps({"memory_size": POOL_BYTES})
+        self.port = port
+        self.rank_table = local_table(2)
+        self.options = (
+            {**V1, "llm.listenIpInfo": listen}
+            if interface == "v1"
+            else options(mem_pool_cfg=pool, listen_ip_info=listen)
+        )
+
+    def run(self) -> None:
+        self.dist.init(self.options)
+        manager = self.dist.kv_cache_manager if self.interface == "v1" else self.dist.cache_manager
+        keys = [CacheKey(1, req_id=7)]
+        cache = manager.allocate_cache(CacheDesc(2, [4, 4096], DataType.DT_INT8), keys)
+        assert cache.cache_id == 1
+        link = self.peer.link(ip="127.0.0.1", port=self.port, timeout_s=10.0)
+        assert (link.cluster_id, link.is_ready) == (1, True)
+        if self.interface == "v2":
+            changes = []
+            self.dist.on_link_change(changes.append)
+            assert [state.cluster_id for state in self.dist.link_states()] == [2]
+            assert self.dist.link("in progress", {1: 0, 3: 1}, self.rank_table) == 1
+        self.dist.finalize()
+        self.peer.unlink(1, force=True, timeout_s=10.0)
+
+    def close(self) -> None:
+        self.dist.finalize()
+        self.peer.close()
+
+
+@pytest.mark.parametrize("interface", ["v1", "v2"])
+def test_200_lives_leave_nothing(interface: str) -> None:
+    """Descriptors, threads, mappings as before, and resident memory within 1 %."""
+    cycle = Cycle(interface)
+    try:
+        for _ in range(20):
+            cycle.run()
+        gc.collect()
+        counts, resident = ProcessCounts.of(), resident_bytes()
+        for _ in range(180):
+            cycle.run()
+        gc.collect()
+        assert not settled_counts(counts).exceed(counts)
+        assert resident_bytes() <= resident * 1.01
+    finally:
+        cycle.close()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_cycles_on_one_object(dist: LLMDataDist) -> None:
     """Ids start again at 1, and nothing is left of the cycle before."""
     same_options = options(listen_ip_info="127.0.0.1:0")
@@ -99,12 +180,44 @@ def test_options_are_not_modified(dist: LLMDataDist) -> None:
     assert given == copy
 
 
-def test_wrong_mode(dist: LLMDataDist) -> None:
-    dist.init(options())
-    with raises(PARAM_INVALID):
-        _ = dist.kv_cache_manager
-    with raises(PARAM_INVALID):
-        dist.check_link_status(2)
+V1 = {"ge.exec.deviceId": "0", "ge.flowGraphMemMaxSize": str(POOL_BYTES)}
+
+WRONG_MODE = [
+    # spec §1: LE in the interface that a member does not belong to, whatever the arguments
+    ("v1", "cache_manager", None),
+    ("v1", "link", (1, None, None)),
+    ("v1", "unlink", ("x",)),
+    ("v1", "query_register_mem_status", ("x",)),
+    ("v1", "native_engine", None),
+    ("v1", "events", None),
+    ("v1", "link_states", ()),
+    ("v1", "on_link_change", (print,)),
+    ("v2", "kv_cache_manager", None),
+    ("v2", "check_link_status", ("x",)),
+]
+
+
+@pytest.mark.parametrize(("interface", "member", "args"), WRONG_MODE)
+def test_wrong_mode(interface: str, member: str, args: tuple[Any, ...] | None) -> None:
+    dist = LLMDataDist(LLMRole.DECODER, 1)
+    dist.init(V1 if interface == "v1" else options())
+    try:
+        with raises(PARAM_INVALID, f"{member} belongs to the v[12] interface"):
+            found = getattr(dist, member)
+            if args is not None:
+                found(*args)
+    finally:
+        dist.finalize()
+
+
+def test_each_interface_has_its_manager() -> None:
+    dist = LLMDataDist(LLMRole.DECODER, 1)
+    for given, name, kind in ((V1, "kv_cache_manager", KvCacheManager), (options(), "cache_manager", CacheManager)):
+        dist.init(given)
+        assert isinstance(getattr(dist, name), kind)
+        dist.finalize()
+        with pytest.raises(RuntimeError, match=name):
+            getattr(dist, name)
 
 
 def test_local_comm_res_implies_the_manager(dist: LLMDataDist) -> None:
@@ -113,35 +226,6 @@ def test_local_comm_res_implies_the_manager(dist: LLMDataDist) -> None:
     dist.init(config.generate_options())
     assert dist.native_engine.remote_access
     assert register(dist) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "feature"),
-    [
-        ({}, "v1"),
-        (options(mem_pool_cfg='{"memory_size": 1048576}'), "llm.MemPoolConfig"),
-        (options(host_mem_pool_cfg='{"memory_size": 1048576}'), "llm.HostMemPoolConfig"),
-        (
-            options(transfer_backend="hixl", listen_ip_info="127.0.0.1:0", enable_remote_cache_accessible=True),
-            "hixl",
-        ),
-    ],
-)
-def test_what_is_not_there_says_so(dist: LLMDataDist, given: dict[str, str], feature: str) -> None:
-    with raises(FEATURE_NOT_ENABLED, feature):
-        dist.init({"ge.exec.deviceId": "0", "llm.listenIpInfo": "127.0.0.1:0", **given})
-    assert LLMDataDist.llm_engine_instance is None
-
-
-def test_methods_that_are_not_there_say_so(dist: LLMDataDist) -> None:
-    dist.init(options())
-    for method in ("link", "unlink", "query_register_mem_status"):
-        with raises(FEATURE_NOT_ENABLED, method):
-            getattr(dist, method)(*BEFORE_INIT[method])
-    desc = CacheDesc(2, [4, 16], DataType.DT_INT8)
-    for method in ("allocate_cache", "allocate_blocks_cache", "swap_blocks", "copy_cache", "transfer_cache_async"):
-        with raises(FEATURE_NOT_ENABLED, method):
-            getattr(dist.cache_manager, method)(desc)
 
 
 def test_unknown_path(dist: LLMDataDist, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +301,43 @@ def test_link_arguments(dist: LLMDataDist) -> None:
         assert dist.link_clusters([info]) == (PARAM_INVALID, [PARAM_INVALID])
 
 
+@pytest.mark.parametrize("interface", ["v1", "v2"])
+def test_types_of_switch_role_and_force(dist: LLMDataDist, interface: str) -> None:
+    dist.init(
+        {**V1, "llm.listenIpInfo": "127.0.0.1:0", "llm.EnableSwitchRole": "1"} if interface == "v1" else options()
+    )
+    for role, switch_options in ((1, None), (None, None), (LLMRole.MIX, []), (LLMRole.MIX, {"llm.listenIpInfo": 1})):
+        with pytest.raises(TypeError):
+            dist.switch_role(role, switch_options)  # type: ignore[arg-type]
+    for force in (1, None):
+        with pytest.raises(TypeError, match="force"):
+            dist.unlink_clusters([], 1000, force)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("interface", ["v1", "v2"])
+def test_pools_come_before_the_listener(dist: LLMDataDist, interface: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nobody reaches an engine which then fails. A pool that fails names the option that it comes from."""
+    ports = []
+    create_pool = NativeEngine.create_pool
+
+    def watch(engine: NativeEngine, **params: Any) -> None:
+        ports.append(engine.info().listen_port)
+        create_pool(engine, **params)
+
+    monkeypatch.setattr(NativeEngine, "create_pool", watch)
+
+    def given(pool_bytes: int) -> dict[str, str]:
+        if interface == "v1":
+            return {**V1, "ge.flowGraphMemMaxSize": str(pool_bytes), "llm.listenIpInfo": "127.0.0.1:0"}
+        return options(mem_pool_cfg=json.dumps({"memory_size": pool_bytes}), listen_ip_info="127.0.0.1:0")
+
+    key = "ge.flowGraphMemMaxSize" if interface == "v1" else "llm.MemPoolConfig"
+    with raises(LLMStatusCode.LLM_OUT_OF_MEMORY, f"^{key}: create pool: "):
+        dist.init(given(1 << 44))
+    dist.init(given(POOL_BYTES))
+    assert ports == [0, 0]
+
+
 def test_shutdown_handler(dist: LLMDataDist) -> None:
     dist.init(options())
     _shutdown_handler()
@@ -242,6 +363,27 @@ def run(program: str, **env: str) -> str:
 def test_exit_without_finalize_is_clean() -> None:
     """The exit hook finalizes: no ResourceWarning, no crash."""
     assert run(INIT) == ""
+
+
+@pytest.mark.parametrize("interface", ["v1", "v2"])
+def test_several_clusters_at_exit(interface: str) -> None:
+    """An application that unlinks in an exit handler of its own, when no pool can start threads any more."""
+    given = repr(V1) if interface == "v1" else "{'llm.EnableCacheManager': '1'}"
+    program = (
+        "import atexit\n"
+        "from llm_datadist_ray import LLMClusterInfo, LLMDataDist, LLMRole\n"
+        f"dist = LLMDataDist(LLMRole.DECODER, 1); dist.init({given})\n"
+        "infos = [LLMClusterInfo() for _ in range(3)]\n"
+        "for index, info in enumerate(infos):\n"
+        "    info.remote_cluster_id = 7 + index\n"
+        "    info.append_local_ip_info('127.0.0.1', 0); info.append_remote_ip_info('127.0.0.1', 1)\n"
+        "def at_exit():\n"
+        "    overall, codes = dist.unlink_clusters(infos, force=True)\n"
+        "    print(overall.name, *(code.name for code in codes))\n"
+        "atexit.register(at_exit)\n"
+    )
+    each = "LLM_NOT_YET_LINK" if interface == "v1" else "LLM_SUCCESS"
+    assert run(program) == f"LLM_SUCCESS {each} {each} {each}\n"
 
 
 def test_log() -> None:

@@ -61,6 +61,27 @@ class TestLink:
             pair.a.process.pull_cache(CacheKeyByIdAndIndex(77, 1), "unused")
         pull_works(pair.b, pair.a)
 
+    @pytest.mark.parametrize(
+        ("config", "listen", "num_local", "code"),
+        [
+            ({}, False, 2, PARAM_INVALID),
+            ({"local_comm_res": ""}, False, 2, PARAM_INVALID),
+            ({"local_comm_res": ""}, True, 2, SUCCESS),
+            ({"local_comm_res": "{}"}, False, 2, SUCCESS),
+            ({"local_comm_res": "{}"}, False, 0, SUCCESS),
+        ],
+    )
+    def test_local_addresses(
+        self, idle_pair: Pair, config: dict[str, str], listen: bool, num_local: int, code: object
+    ) -> None:
+        """One, while resources would have to be derived from it (spec §4.2, api-config §3.4)."""
+        idle_pair.a.init(listen=listen, **config)
+        idle_pair.b.init(listen=True)
+        info = idle_pair.b.info(local=False)
+        for _ in range(num_local):
+            info.append_local_ip_info("127.0.0.1", 0)
+        assert idle_pair.a.process.link_clusters([info], LINK_TIMEOUT_MS) == one(code)
+
     def test_nobody_listens(self, pair: Pair) -> None:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))

@@ -64,6 +64,12 @@ def test_same_port_changes_nothing(pair: Pair) -> None:
     pair.link()
 
 
+def test_same_port_changes_nothing_even_at_another_address(pair: Pair) -> None:
+    options = {"llm.listenIpInfo": f"127.0.0.2:{pair.b.port}"}
+    pair.b.process.switch_role(LLMRole.PROMPT, options)
+    pair.link()
+
+
 def test_another_port_replaces_the_listener(pair: Pair) -> None:
     old_info, port = pair.b.info(), free_port()
     pair.b.process.switch_role(LLMRole.PROMPT, listen_options(port))

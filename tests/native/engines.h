@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "check.h"
 #include "clock.h"
@@ -23,6 +24,7 @@ struct EngineOptions {
   uint64_t layout_digest = 0;
   std::string layout_text = "";
   int64_t budget_ns = 0;
+  uint32_t ip_tos = 0, socket_priority = 0;
 };
 
 class TestEngine {
@@ -40,6 +42,8 @@ class TestEngine {
     params.heartbeat_interval_ns = options.budget_ns / 4;
     params.layout_digest = options.layout_digest;
     params.layout_text = options.layout_text.c_str();
+    params.ip_tos = options.ip_tos;
+    params.socket_priority = options.socket_priority;
     CHECK_C(ldr_paths_parse(options.paths.c_str(), &params.path_set), LDR_OK);
     CHECK_C(ldr_engine_create(&params, &handle_), LDR_OK);
   }
@@ -70,6 +74,14 @@ class TestEngine {
   }
   ldr_status_t unlink(uint64_t cluster_id, bool force = false, int64_t timeout_ns = kPatienceNs) const {
     return ldr_link_close(handle_, cluster_id, force, nullptr, 0, timeout_ns);
+  }
+  std::vector<ldr_link_info_t> list() const {
+    std::vector<ldr_link_info_t> infos(32);
+    uint32_t count = 0;
+    CHECK_C(ldr_link_list(handle_, infos.data(), uint32_t(infos.size()), &count), LDR_OK);
+    CHECK(count <= infos.size());
+    infos.resize(count);
+    return infos;
   }
   ldr_link_info_t query(uint64_t cluster_id) const {
     ldr_link_info_t info;

@@ -39,6 +39,47 @@ void freed_pools_are_unmapped() {
   }
 }
 
+// A pool of an engine stays while its caches come and go: the next one is reached without mapping it again.
+void engine_pools_stay_mapped() {
+  constexpr uint64_t kPool = 7 << 20;
+  for (bool remote_access : {false, true}) {
+    Pair pair(1u << LDR_PATH_SHM | 1u << LDR_PATH_CMA, remote_access);
+    ldr_pool_params_t pool{};
+    pool.struct_size = sizeof(pool);
+    pool.placement = LDR_PLACEMENT_DEVICE;
+    pool.size_bytes = kPool;
+    CHECK_C(ldr_pool_create(pair.source, &pool), LDR_OK);
+    TestCache plain(pair.source, false, LDR_CACHE_BLOCKS, 1, 1, 1 << 16, 1), sink(pair.sink, false, LDR_CACHE_BLOCKS, 1, 1, 1 << 16, 2);
+    std::vector<int32_t> blocks = {0};
+    auto pull = [&](int64_t from, uint32_t path) {
+      ldr_transfer_params_t p = transfer(LDR_PULL, kSourceId, LDR_MOVE_BLOCKS, from, sink.id);
+      p.src_blocks = p.dst_blocks = list(blocks);
+      ldr_transfer_result_t result;
+      CHECK_C(ldr_transfer(pair.sink, &p, &result), LDR_OK);
+      CHECK_EQ(result.path, path);
+    };
+    const uint64_t before = mapped_bytes(kPool);
+    for (int round = 0; round < 2; ++round) {
+      ldr_cache_params_t params{};
+      params.struct_size = sizeof(params);
+      params.kind = LDR_CACHE_BLOCKS;
+      params.placement = LDR_PLACEMENT_DEVICE;
+      params.num_tensors = 1;
+      params.num_entries = 1;
+      params.tensor_bytes = 1 << 16;
+      int64_t id = 0;
+      uint64_t address = 0;
+      CHECK_C(ldr_cache_allocate(pair.source, &params, &id, &address), LDR_OK);
+      memset(reinterpret_cast<void *>(address), 0x30 + round, 1 << 16);
+      pull(id, LDR_PATH_SHM);
+      CHECK_EQ(sink.memory[65535], uint8_t(0x30 + round));
+      CHECK_C(ldr_cache_deallocate(pair.source, id), LDR_OK);
+      pull(plain.id, LDR_PATH_CMA);
+      CHECK_EQ(mapped_bytes(kPool) - before, kPool);  // at the sink; the source's own was there before
+    }
+  }
+}
+
 // A hole in the middle: the end that has it is named.
 void holes(uint32_t direction, bool is_local) {
   Pair pair(1u << LDR_PATH_CMA, true);
@@ -63,6 +104,7 @@ void holes(uint32_t direction, bool is_local) {
 
 int main() {
   test("freed pools are unmapped", freed_pools_are_unmapped);
+  test("pools of engines stay mapped", engine_pools_stay_mapped);
   for (uint32_t direction : {LDR_PULL, LDR_PUSH}) {
     for (bool is_local : {false, true}) {
       test((std::string(direction == LDR_PULL ? "pull" : "push") + " with a hole, " + (is_local ? "local" : "remote")).c_str(), [&] { holes(direction, is_local); });

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llm_datadist_ray._native import CacheKind, Event, EventKind, GrantId, NativeEngine, NativeStatus, alloc_shared
+from llm_datadist_ray.events import EventDispatcher
 from llm_datadist_ray.handoff import BlockAllocator, Handoff
-from llm_datadist_ray.handoff.events import EventThread
 from llm_datadist_ray.handoff.sink import FetchFailed, GrantSink
 from llm_datadist_ray.handoff.source import GrantSource
 
@@ -55,7 +55,8 @@ class Pair:
         self.source = GrantSource(self.p.engine, self.allocator, cache_id=self.p.cache_id, layout_digest=DIGEST)
         self.sink = GrantSink(self.d.engine, cache_id=self.d.cache_id)
         self.ends: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.events = EventThread(self.p.engine, {EventKind.GRANT_ENDED: self._ended})
+        self.events = EventDispatcher(self.p.engine)
+        self.events.subscribe(EventKind.GRANT_ENDED, self._ended)
         self.d.engine.link(ip="127.0.0.1", port=self.p.engine.info().listen_port, timeout_s=TIMEOUT_S)
 
     def _ended(self, event: Event) -> None:

@@ -25,7 +25,7 @@ struct Raw {
 
   static Raw to(uint32_t port) {
     Raw raw;
-    CHECK_OK(connect_tcp("127.0.0.1", port, deadline_after(kPatienceNs), -1, &raw.socket));
+    CHECK_OK(connect_tcp("127.0.0.1", port, {}, deadline_after(kPatienceNs), -1, &raw.socket));
     return raw;
   }
   static Raw to(const std::string &path) {
@@ -346,7 +346,7 @@ void too_many_unproven() {
 void against(const std::function<void(Raw &)> &server, ldr_status_t code, const char *part, int64_t timeout_ns = kPatienceNs) {
   Fd listener;
   uint32_t port;
-  CHECK_OK(listen_tcp("127.0.0.1", 0, &listener, &port));
+  CHECK_OK(listen_tcp("127.0.0.1", 0, {}, &listener, &port));
   std::thread thread([&] {
     CHECK_OK(wait_for(listener.get(), POLLIN, deadline_after(kPatienceNs), -1));
     Raw raw;

@@ -467,7 +467,7 @@ void destroy_under_a_blocked_call() {
   ldr_status_t status = LDR_OK;
   std::string text;
   std::thread linker([&] {
-    ldr_link_params_t params{sizeof(params), ntohs(address.sin_port), "127.0.0.1", -1};
+    ldr_link_params_t params{sizeof(params), ntohs(address.sin_port), "127.0.0.1", -1, 0, 0, 0};
     status = ldr_link_open(engine, &params, nullptr);
     text = ldr_last_error();
   });

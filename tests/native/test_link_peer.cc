@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <functional>
 #include <future>
 #include <thread>
 
@@ -294,12 +295,73 @@ void nonsense_for_an_answer() {
   }
 }
 
+void probes_of_both_ends() {
+  TestEngine a(1), b(2);
+  CHECK_C(ldr_link_probe(a, 2, ldr_test::kPatienceNs), LDR_ERR_NOT_LINKED);
+  CHECK_CONTAINS(ldr_last_error(), "no link to cluster 2");
+  CHECK_C(a.link(b), LDR_OK);
+  CHECK_C(a.link(a), LDR_OK);
+  for (int i = 0; i < 20; ++i) {
+    CHECK_C(ldr_link_probe(a, 2, ldr_test::kPatienceNs), LDR_OK);
+    CHECK_C(ldr_link_probe(b, 1, -1), LDR_OK);
+    CHECK_C(ldr_link_probe(a, 1, ldr_test::kPatienceNs), LDR_OK);  // itself
+  }
+  b.destroy();
+  CHECK_C(ldr_link_probe(a, 2, ldr_test::kPatienceNs), LDR_ERR_NOT_LINKED);
+  CHECK_CONTAINS(ldr_last_error(), "link again");
+}
+
+// It answers probes, and nothing that only looks like one.
+void probed_by_the_peer() {
+  auto engine = ldr_test::make_engine(1);
+  Peer peer(*engine, 2);
+  CHECK(peer.frame(FrameType::kProbe, 31, Writer()));
+  peer.expect_reply(31, LDR_OK);
+  CHECK(peer.frame(FrameType::kProbe, 32, number(1)));
+  Frame frame;
+  CHECK_EQ(peer.next(&frame), FrameReader::kEnd);
+  CHECK_CONTAINS(peer.link->why_down().text, "malformed frame");
+}
+
+void probes_without_an_answer() {
+  auto engine = ldr_test::make_engine(1);
+  Peer silent(*engine, 2);
+  Status status = engine->links.probe(2, 30 * kMillisecond);
+  CHECK_CODE(status, LDR_ERR_TIMEOUT);
+  CHECK_CONTAINS(status.text, "probe: cluster 2 (test) did not answer in time");
+  CHECK(silent.link->ready());  // slow is not dead
+  uint64_t first = silent.expect(FrameType::kProbe).header.call_id;
+  std::thread answers([&] {
+    uint64_t second = silent.expect(FrameType::kProbe).header.call_id;
+    silent.reply(first);  // too late, and no answer to the second one
+    silent.reply(second);
+  });
+  CHECK_OK(engine->links.probe(2, ldr_test::kPatienceNs));
+  answers.join();
+
+  struct End { ldr_status_t code; std::function<void(Peer &)> how; } ends[] = {
+      {LDR_ERR_LINK_BROKEN, [](Peer &peer) { peer.socket.reset(); }},
+      {LDR_ERR_NOT_LINKED, [](Peer &peer) { CHECK_OK(peer.link->close(true, kNever)); }},
+      {LDR_ERR_CLOSED, [&](Peer &) { engine->shutdown(); }},
+  };
+  uint64_t id = 3;
+  for (const End &end : ends) {
+    Peer peer(*engine, id);
+    std::thread ender([&] {
+      peer.expect(FrameType::kProbe);
+      end.how(peer);
+    });
+    CHECK_CODE(engine->links.probe(id++, ldr_test::kPatienceNs), end.code);
+    ender.join();
+  }
+}
+
 void tcp_control_connections_notice_silence() {
   auto engine = ldr_test::make_engine(1);
   Fd listener, raw;
   uint32_t port;
-  CHECK_OK(listen_tcp("127.0.0.1", 0, &listener, &port));
-  CHECK_OK(connect_tcp("127.0.0.1", port, deadline_after(ldr_test::kPatienceNs), -1, &raw));
+  CHECK_OK(listen_tcp("127.0.0.1", 0, {}, &listener, &port));
+  CHECK_OK(connect_tcp("127.0.0.1", port, {}, deadline_after(ldr_test::kPatienceNs), -1, &raw));
   CHECK_OK(wait_for(listener.get(), POLLIN, deadline_after(ldr_test::kPatienceNs), -1));
   Fd control = accept_connection(listener.get());
   const int fd = control.get();
@@ -346,6 +408,9 @@ int main() {
   test("data connection ends before the answer to an unlink", data_connection_ends_before_the_answer_to_an_unlink);
   test("data connection ends and the unlink is refused", data_connection_ends_and_the_unlink_is_refused);
   test("nonsense for an answer", nonsense_for_an_answer);
+  test("probes of both ends", probes_of_both_ends);
+  test("probed by the peer", probed_by_the_peer);
+  test("probes without an answer", probes_without_an_answer);
   test("TCP control connections notice silence", tcp_control_connections_notice_silence);
   test("broken links are forgotten", broken_links_are_forgotten);
 }

@@ -61,8 +61,9 @@ void oracle(const Case &c, const Memory &source, Memory &target) {
     const auto &s = source[(is_pull ? remote_first : local_first) + i];
     auto &t = target[(is_pull ? local_first : remote_first) + i];
     if (c.in.move == LDR_MOVE_ENTRY) {
-      uint64_t length = c.in.size_bytes > 0 ? uint64_t(c.in.size_bytes) : local_stride;
-      for (uint64_t b = 0; b < length; ++b) t.at(to_batch * to_stride + b) = s.at(from_batch * from_stride + b);
+      uint64_t length = c.in.size_bytes > 0 ? uint64_t(c.in.size_bytes) : local_stride - c.in.local_offset_bytes;
+      uint64_t to_offset = c.in.local_offset_bytes, from_offset = c.in.remote_offset_bytes;  // a push has none
+      for (uint64_t b = 0; b < length; ++b) t.at(to_batch * to_stride + to_offset + b) = s.at(from_batch * from_stride + from_offset + b);
       continue;
     }
     for (uint64_t k = 0; k < c.in.dst_blocks.size(); ++k) {
@@ -102,8 +103,13 @@ Case random_case(std::mt19937_64 &random) {
   uint64_t from_entries = 1 + random() % 6, to_entries = 1 + random() % 6, from_stride = 1 + random() % 40, to_stride = 1 + random() % 40;
   uint32_t from_kind = LDR_CACHE_CONTIGUOUS, to_kind = LDR_CACHE_CONTIGUOUS;
   if (c.in.move == LDR_MOVE_ENTRY) {
-    const uint64_t least = std::min(from_stride, to_stride), local = c.in.direction == LDR_PULL ? to_stride : from_stride;
-    c.in.size_bytes = local > least || random() % 2 ? int64_t(1 + random() % least) : -1;
+    if (c.in.direction == LDR_PULL && random() % 2) {
+      c.in.local_offset_bytes = random() % to_stride;
+      c.in.remote_offset_bytes = random() % from_stride;
+    }
+    const uint64_t from_room = from_stride - c.in.remote_offset_bytes, to_room = to_stride - c.in.local_offset_bytes, least = std::min(from_room, to_room);
+    const uint64_t local_room = c.in.direction == LDR_PULL ? to_room : from_room;
+    c.in.size_bytes = local_room > least || random() % 2 ? int64_t(1 + random() % least) : -1;
   } else {
     to_kind = LDR_CACHE_BLOCKS;
     size_t count = 1 + random() % to_entries;
@@ -117,6 +123,7 @@ Case random_case(std::mt19937_64 &random) {
       count = std::min<size_t>(count, (from_stride + to_stride - 1) / to_stride);
     }
     c.in.dst_blocks = random_blocks(to_entries, count, true, random);
+    if (c.in.direction == LDR_PUSH && random() % 2) c.in.dst_block_bytes = to_stride;
   }
   const bool is_pull = c.in.direction == LDR_PULL;
   Cache from = make_cache(is_pull ? 2 : 1, from_kind, is_pull ? num_remote : num_local, from_entries, from_stride);
@@ -239,7 +246,7 @@ void refusals_of_pulls() {
   check_order([] { return good_case(LDR_PULL, LDR_MOVE_ENTRY); },
               {{'B', LDR_ERR_INVALID, "batch index 8, but the local", [](Case &c) { c.in.local_batch_index = 8; }},
                kind('k', "the local cache 1 is a blocks", true, LDR_CACHE_BLOCKS),
-               {'s', LDR_ERR_INVALID, "65 bytes do not fit into an entry of the local", [](Case &c) { c.in.size_bytes = 65; }},
+               {'s', LDR_ERR_INVALID, "65 bytes do not fit at offset 0 of an entry of the local", [](Case &c) { c.in.size_bytes = 65; }},
                kLocalSelection, kLocalAccess, kRemoteAccess, remote_batch, kRemoteSelection, kCounts,
                kind('K', "the remote cache 2 is a blocks", false, LDR_CACHE_BLOCKS),
                {'S', LDR_ERR_INVALID, "do not fit: source entries have 63", [](Case &c) { c.remote.tensor_bytes = 63 * 8; }}});
@@ -256,6 +263,44 @@ void refusals_of_pulls() {
                {'d', LDR_ERR_INVALID, "4 destination blocks of 24 bytes for a source entry of 64", [](Case &c) { c.in.dst_blocks.push_back(0); }}});
 }
 
+// The whole of both entries from offset 16 on; what goes beyond either end is refused there.
+void refusals_of_offsets() {
+  auto good = [] {
+    Case c = good_case(LDR_PULL, LDR_MOVE_ENTRY);
+    c.in.local_offset_bytes = 16;
+    c.in.remote_offset_bytes = 16;
+    return c;
+  };
+  check_order(good, {{'B', LDR_ERR_INVALID, "batch index 8, but the local", [](Case &c) { c.in.local_batch_index = 8; }},
+                     {'s', LDR_ERR_INVALID, "49 bytes do not fit at offset 16 of", [](Case &c) { c.in.size_bytes = 49; }},
+                     {'s', LDR_ERR_INVALID, "-1 bytes do not fit at offset 64 of", [](Case &c) { c.in.local_offset_bytes = 64; }},
+                     {'s', LDR_ERR_INVALID, "-1 bytes do not fit at offset 18446744073709551615 of", [](Case &c) { c.in.local_offset_bytes = UINT64_MAX; }},
+                     kLocalSelection, kRemoteAccess,
+                     {'b', LDR_ERR_NO_CACHE, "batch index 8, but the remote", [](Case &c) { c.in.remote_batch_index = 8; }},
+                     kRemoteSelection, kCounts,
+                     {'o', LDR_ERR_INVALID, "48 bytes do not fit: source entries have 64", [](Case &c) { c.in.remote_offset_bytes = 17; }},
+                     {'o', LDR_ERR_INVALID, "offsets are 16 (local) and 64 (remote)", [](Case &c) { c.in.remote_offset_bytes = 64; }},
+                     {'o', LDR_ERR_INVALID, "18446744073709551615 (remote)", [](Case &c) { c.in.remote_offset_bytes = UINT64_MAX; }}});
+}
+
+void extras_of_other_moves() {
+  std::vector<Piece> pieces;
+  for (uint32_t direction : {LDR_PULL, LDR_PUSH}) {
+    for (uint32_t move : {LDR_MOVE_ENTRY, LDR_MOVE_BLOCKS, LDR_MOVE_ENTRY_TO_BLOCKS}) {
+      Case local = good_case(direction, move), remote = local, block = local;
+      local.in.local_offset_bytes = 1, local.in.size_bytes = 1;
+      remote.in.remote_offset_bytes = 1, remote.in.size_bytes = 1;
+      const bool takes_offsets = direction == LDR_PULL && move == LDR_MOVE_ENTRY;
+      CHECK_CODE(run(local, &pieces), takes_offsets ? LDR_OK : LDR_ERR_INVALID);
+      CHECK_CODE(run(remote, &pieces), takes_offsets ? LDR_OK : LDR_ERR_INVALID);
+      block.in.dst_block_bytes = (direction == LDR_PULL ? block.local : block.remote).stride();
+      CHECK_CODE(run(block, &pieces), direction == LDR_PUSH && move != LDR_MOVE_ENTRY ? LDR_OK : LDR_ERR_INVALID);
+      block.local.remote_accessible = false;  // what no such move takes is told before anything else
+      if (direction == LDR_PULL) CHECK_CONTAINS(run(block, &pieces).text, "dst_block_bytes");
+    }
+  }
+}
+
 void refusals_of_pushes() {
   const Fault dst_blocks{'d', LDR_ERR_INVALID, "dst_blocks[0] is 8", [](Case &c) { c.in.dst_blocks[0] = 8; }};
   const Fault remote_kind{'K', LDR_ERR_INVALID, "the remote cache 2 is a contiguous", [](Case &c) { c.remote.kind = LDR_CACHE_CONTIGUOUS; }};
@@ -270,11 +315,18 @@ void refusals_of_pushes() {
                {'k', LDR_ERR_INVALID, "the local cache 1 is a contiguous", [](Case &c) { c.local.kind = LDR_CACHE_CONTIGUOUS; }},
                {'i', LDR_ERR_INVALID, "0 source blocks for 3", [](Case &c) { c.in.src_blocks.clear(); }},
                {'i', LDR_ERR_INVALID, "src_blocks[0] is -1", [](Case &c) { c.in.src_blocks[0] = UINT64_MAX; }},
+               {'M', LDR_ERR_INVALID, "dst_block_bytes is 32, but source blocks have 64", [](Case &c) { c.in.dst_block_bytes = 32; }},
                {'S', LDR_ERR_INVALID, "destination blocks 32", [](Case &c) { c.remote.tensor_bytes = 32 * 8; }}});
   check_order([] { return good_case(LDR_PUSH, LDR_MOVE_ENTRY_TO_BLOCKS); },
               {kLocalAccess, kRemoteAccess, kRemoteSelection, remote_kind, dst_blocks, kLocalSelection, kCounts, local_batch,
+               {'M', LDR_ERR_INVALID, "dst_block_bytes is 32, but the destination blocks of cache 2 have", [](Case &c) { c.in.dst_block_bytes = 32; }},
                {'S', LDR_ERR_INVALID, "too large", [](Case &c) { c.remote.tensor_bytes = 64 * 8 * 8; }},
                {'d', LDR_ERR_INVALID, "4 destination blocks of 24", [](Case &c) { c.in.dst_blocks.push_back(0); }}});
+  Case c = good_case(LDR_PUSH, LDR_MOVE_BLOCKS);  // right for the source, wrong for the destination
+  c.in.dst_block_bytes = 64;
+  c.remote.tensor_bytes = 32 * 8;
+  std::vector<Piece> pieces;
+  CHECK_CONTAINS(run(c, &pieces).text, "dst_block_bytes is 64, but the destination blocks of cache 2 have 32");
 }
 
 void placements() {
@@ -319,6 +371,8 @@ int main() {
   test("random layouts, both directions, all moves", random_layouts);
   test("adjacent pairs merge", merges);
   test("refusals of pulls, in order", refusals_of_pulls);
+  test("refusals of offsets, in order", refusals_of_offsets);
+  test("what other moves do not take", extras_of_other_moves);
   test("refusals of pushes, in order", refusals_of_pushes);
   test("placements in two-sided mode", placements);
   test("in a push a blocks cache is one entry", pushed_blocks_cache_is_one_entry);

@@ -261,9 +261,20 @@ void flood_of_requests() {
   peer.check_broken("too many requests");
 }
 
+// Its link carries our transfers only: what the peer asks over it is refused on the data connection too.
+void nothing_is_served_over_our_own_one_way_link() {
+  RawPeer peer(LDR_ENGINE_REMOTE_ACCESS | LDR_ENGINE_ONE_WAY);
+  TestCache cache(*peer.engine, 1, 4096, 5);
+  const std::vector<uint8_t> before = cache.tensors[0];
+  peer.send_request(FrameType::kRead, 1, RawPeer::whole(*cache.cache, 4096));
+  peer.check_broken("one-way link");
+  CHECK(cache.tensors[0] == before);
+}
+
 }  // namespace
 
 int main() {
+  test("nothing is served over our own one-way link", nothing_is_served_over_our_own_one_way_link);
   test("the cache goes in mid-read", [] { owner_goes_in_mid_read(false); });
   test("the grant ends in mid-read", [] { owner_goes_in_mid_read(true); });
   test("grants end under readers", grants_end_under_readers);

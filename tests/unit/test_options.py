@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llm_datadist_ray.errors import LLMException, LLMStatusCode
-from llm_datadist_ray.options import EngineOptions, parse_listen_info
+from llm_datadist_ray.options import EngineOptions, link_total_time_s, parse_listen_info
 from llm_datadist_ray.pool_config import BufferClass, PoolConfig
 from llm_datadist_ray.types import LLMRole
 
@@ -197,6 +197,51 @@ def test_numbers(key: str, field: str, good: list[str], bad: list[str]) -> None:
         assert key in _refused({**_V2, key: text})
 
 
+@pytest.mark.parametrize(
+    ("option", "environment", "expected_s"),
+    [
+        ({}, None, 120),
+        ({"llm.LinkTotalTime": "0"}, None, 120),
+        ({"llm.LinkTotalTime": "0"}, "600", 600),
+        ({"llm.LinkTotalTime": "7"}, "600", 7),
+    ],
+)
+def test_2_link_total_time(
+    monkeypatch: pytest.MonkeyPatch, option: dict[str, str], environment: str | None, expected_s: int
+) -> None:
+    assert total_time_s(monkeypatch, option, environment) == expected_s
+
+
+@pytest.mark.logs("HCCL_CONNECT_TIMEOUT")
+@pytest.mark.parametrize("environment", ["", "0", "soon", "-1", "1e3", "9" * 40])
+def test_2_an_unusable_environment_is_said_and_not_used(monkeypatch: pytest.MonkeyPatch, environment: str) -> None:
+    assert total_time_s(monkeypatch, {}, environment) == 120
+
+
+def total_time_s(monkeypatch: pytest.MonkeyPatch, option: dict[str, str], environment: str | None) -> int:
+    if environment is None:
+        monkeypatch.delenv("HCCL_CONNECT_TIMEOUT", raising=False)
+    else:
+        monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", environment)
+    return link_total_time_s(_parse({**_V2, **option}))
+
+
+_HIXL = {**_V2, _TB: "hixl", _LISTEN: "1.2.3.4:5"}
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"any": [1, {}]}'])
+def test_2_global_resource_config(text: str) -> None:
+    got = _parse({**_HIXL, "llm.GlobalResourceConfig": text})
+    assert (got.global_resource_config, got.is_hixl) == (text, True)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "1", "null", "text"])
+def test_2_global_resource_config_is_looked_at_with_hixl_only(text: str) -> None:
+    assert "GlobalResourceConfig" in _refused({**_HIXL, "llm.GlobalResourceConfig": text})
+    got = _parse({**_V2, "llm.GlobalResourceConfig": text})
+    assert (got.global_resource_config, got.is_hixl) == (text, False)
+
+
 @pytest.mark.parametrize("key", ["llm.MemPoolConfig", "llm.HostMemPoolConfig"], ids=lambda key: f"3.1-{key}")
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -267,6 +312,9 @@ def test_2_listen_info(text: str, expected: tuple[str, int]) -> None:
         ("nonsense:port", ValueError),
         ("127.0.0.1:65536", ValueError),
         ("127.0.0.1:-1", ValueError),
+        ("127.0.0.1: 1", ValueError),
+        ("127.0.0.1:1_0", ValueError),
+        ("127.0.0.1:\u0663", ValueError),
     ],
 )
 def test_2_listen_info_violations_in_v2(text: str, error: type[Exception]) -> None:
@@ -395,3 +443,9 @@ def test_client_patterns_2_1_raw_dictionary() -> None:
     got = _parse(options, LLMRole.PROMPT)
     assert (got.cache_manager, got.device_ids, got.sync_kv_timeout_ms) == (False, (2,), 5000)
     assert (got.listen_ip, got.listen_port) == ("10.0.0.1", 26000)
+
+
+@pytest.mark.parametrize("key", ["llm.MemPoolConfig", "llm.HostMemPoolConfig"])
+@pytest.mark.parametrize("text", ["\udc80", '["\udc80"]'])
+def test_2_what_is_said_of_odd_text_can_be_printed(key: str, text: str) -> None:
+    _refused({**_V2, key: text}).encode()

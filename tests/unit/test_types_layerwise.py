@@ -95,6 +95,8 @@ def test_10_4_with_cache_key() -> None:
     assert (config.cache_key, config.dst_cluster_id, config.src_batch_index) == (_BY_ID, 5, 7)
     assert (config.src_layer_range, config.dst_layer_range) == (range(2), range(3, 5))
     assert TransferWithCacheKeyConfig(_BLOCKS, range(1), range(1)).dst_cluster_id == 6
+    huge = range(2**70)
+    assert TransferWithCacheKeyConfig(_BY_ID, huge, huge).src_layer_range == huge
 
 
 @pytest.mark.parametrize(

@@ -79,12 +79,14 @@ void Scatter::redirect(uint8_t *buffer, uint64_t buffer_bytes) {
   }
 }
 
-ldr_status_t locate_chunk(const Engine &engine, const ChunkRequest &request, bool is_write, Scatter *memory_p) {
+ldr_status_t locate_chunk(const Engine &engine, const Link *link, bool is_write, ChunkRequest *request_p, Scatter *memory_p) {
+  ChunkRequest &request = *request_p;
   if (request.has_grant && request.grant_slot >= kNumGrantSlots) return LDR_ERR_INVALID;
   if (ldr_status_t status = recheck_chunk(engine, request); status != LDR_OK) return status;
   CachePtr cache = engine.caches.find_slot(request.cache_slot, request.cache_version);
   if (!cache) return LDR_ERR_NO_CACHE;
-  if (engine.config.remote_access ? !cache->remote_accessible : is_write) return LDR_ERR_INVALID;
+  if (engine.config.remote_access && !cache->remote_accessible) return LDR_ERR_INVALID;
+  if (!engine.config.remote_access && is_write && (request.window = engine.pins.find_window(link, request)) == 0) return LDR_ERR_INVALID;
   for (const ChunkPiece &piece : request.pieces) {
     if (piece.tensor >= cache->num_tensors() || piece.offset > cache->tensor_bytes || piece.size_bytes > cache->tensor_bytes - piece.offset) {
       return LDR_ERR_INVALID;
@@ -97,6 +99,7 @@ ldr_status_t locate_chunk(const Engine &engine, const ChunkRequest &request, boo
 ldr_status_t recheck_chunk(const Engine &engine, const ChunkRequest &request) {
   if (!engine.caches.find_slot(request.cache_slot, request.cache_version)) return LDR_ERR_NO_CACHE;
   if (request.has_grant && engine.page->grant_version(request.grant_slot) != request.grant_version) return LDR_ERR_STALE;
+  if (request.window && !engine.pins.is_open(request.window)) return LDR_ERR_INVALID;
   return LDR_OK;
 }
 

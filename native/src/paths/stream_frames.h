@@ -17,6 +17,7 @@
 namespace ldr {
 
 class Engine;
+class Link;
 
 constexpr uint64_t kMaxChunkBytes = 1u << 20;
 constexpr uint32_t kMaxChunkPieces = 4096;
@@ -35,6 +36,7 @@ struct ChunkRequest {
   uint64_t grant_version = 0;
   std::vector<ChunkPiece> pieces;
   uint64_t size_bytes = 0;  // of all pieces; derived, not sent
+  uint64_t window = 0;      // set by locate_chunk: the pin that allows the write; not sent
 };
 
 void encode_request(const ChunkRequest &request, Writer &out);
@@ -56,7 +58,8 @@ class Scatter {
 };
 
 // The owner's side. OK, NO_CACHE (forgotten), STALE (the grant ended) or INVALID (a range or a right that is not there).
-ldr_status_t locate_chunk(const Engine &engine, const ChunkRequest &request, bool is_write, Scatter *memory_p);
+// Reads are for everybody with a link; in two-sided mode a write needs a window that a look-up over this link has opened (pins.h).
+ldr_status_t locate_chunk(const Engine &engine, const Link *link, bool is_write, ChunkRequest *request_p, Scatter *memory_p);
 // Whether what was located is still there; cheap, asked around each touch, under CacheTable::read_guard.
 ldr_status_t recheck_chunk(const Engine &engine, const ChunkRequest &request);
 // A status that a peer may send for a chunk.

@@ -97,7 +97,9 @@ Status StreamConnection::Impl::on_payload(StepResult &result) {
   ChunkRequest request;
   if (!decode_request(in, &request)) return malformed("bad request");
   Scatter memory;
-  ldr_status_t status = locate_chunk(engine, request, is_write, &memory);
+  const LinkPtr owner = link.lock();
+  if (owner && !owner->serves_peer()) return malformed("asked over a one-way link that it did not open");
+  ldr_status_t status = locate_chunk(engine, owner.get(), is_write, &request, &memory);
   if (!is_write) {
     queue_answer(FrameType::kReadData, header.call_id, status, &request, std::move(memory));
     next_frame();
