@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
 _PYTHON_LISTS = (list, tuple)
 _from_buffer = ffi.from_buffer
 _BYTES = ffi.typeof("char[]")
-_ITEMS = {f"{'<' if sys.byteorder == 'little' else '>'}i{num_bytes}" for num_bytes in (4, 8)}  # as dtypes say it
+_new = ffi.new
+_NUMBER = ffi.typeof("uint64_t *")
+_INT32_OR_INT64 = frozenset("ilq")  # as NumPy calls C's int, long and long long, on every 64-bit Linux
 
 BlockList = Union[Sequence[int], "np.ndarray"]
 """A list or tuple of ints, or a one-dimensional int32 / int64 array, which is passed on as it is."""
@@ -34,6 +35,11 @@ def blocks_to_c(name: str, blocks: BlockList) -> BlocksInC | None:
     if isinstance(blocks, _PYTHON_LISTS):
         if not blocks:
             return None
+        if len(blocks) == 1 and type(blocks[0]) is int:  # the quickest way for the shortest lists
+            try:
+                return _new(_NUMBER, blocks[0]), 1, 8
+            except OverflowError as error:
+                raise TypeError(f"{name} holds a block number below 0 or of more than 64 bits") from error
         # Unsigned, so that a negative block is refused here; beyond 63 bits the native range check does it. From a
         # list, for which array has a quick way.
         try:
@@ -45,7 +51,13 @@ def blocks_to_c(name: str, blocks: BlockList) -> BlocksInC | None:
         return _from_buffer(_BYTES, buffer), len(buffer), 8
     numbers = array_in_c(name, blocks)
     count = len(numbers)
-    return (_from_buffer(_BYTES, numbers), count, numbers.itemsize) if count else None
+    if not count:
+        return None
+    try:
+        pointer = _from_buffer(_BYTES, numbers)
+    except ValueError:  # elements that are no neighbours
+        pointer = _from_buffer(_BYTES, numbers.copy())
+    return pointer, count, numbers.itemsize
 
 
 def fill_block_list(target: CData, name: str, blocks: BlockList) -> BlocksInC | None:
@@ -57,11 +69,11 @@ def fill_block_list(target: CData, name: str, blocks: BlockList) -> BlocksInC | 
 
 
 def array_in_c(name: str, blocks: Any) -> np.ndarray:
-    """The array itself, or a copy whose elements are neighbours. TypeError unless it is one-dimensional, of int32 or
-    int64."""
+    """The array itself. TypeError unless it is one-dimensional, of int32 or int64."""
     try:
-        if blocks.dtype.str in _ITEMS and blocks.ndim == 1:
-            return blocks if blocks.flags.c_contiguous else blocks.copy()
+        dtype = blocks.dtype
+        if dtype.char in _INT32_OR_INT64 and dtype.isnative and blocks.ndim == 1:
+            return blocks
     except AttributeError as error:
         raise TypeError(f"{name} only support list, tuple or numpy.ndarray, but got {type(blocks).__name__}") from error
     raise TypeError(

@@ -33,15 +33,13 @@ class CacheCalls(EngineCalls):
         stay until :meth:`unregister_cache`. ``addresses`` has one per tensor of ``tensor_bytes`` bytes."""
         params, keep_alive = cache_to_c(kind, placement, remote_accessible, num_entries, tensor_bytes, addresses, keys)
         cache_id_p = ffi.new("int64_t *")
-        with self._native as engine:
-            check(lib.ldr_cache_register(engine, params, cache_id_p))
+        check(lib.ldr_cache_register(self._native.pointer, params, cache_id_p))
         del keep_alive
         return cache_id_p[0]
 
     def unregister_cache(self, cache_id: int) -> None:
         """Who still reads it fails with NO_CACHE. An unknown id is success."""
-        with self._native as engine:
-            check(lib.ldr_cache_unregister(engine, cache_id))
+        check(lib.ldr_cache_unregister(self._native.pointer, cache_id))
 
     def create_pool(self, *, placement: int, size_bytes: int, page_shift: int, is_lazy: bool = False) -> None:
         """Reserves memory for :meth:`allocate_cache`, in pages of ``2**page_shift`` bytes: once for each placement, for
@@ -55,14 +53,12 @@ class CacheCalls(EngineCalls):
         params.size_bytes = size_bytes
         params.page_shift = page_shift
         params.flags = lib.LDR_POOL_LAZY if is_lazy else 0
-        with self._native as engine:
-            check(lib.ldr_pool_create(engine, params))
+        check(lib.ldr_pool_create(self._native.pointer, params))
 
     def pool_info(self, placement: int) -> PoolInfo:
         """NativeError NOT_FOUND when there is no pool for that placement."""
         info = ffi.new("ldr_pool_info_t *")
-        with self._native as engine:
-            check(lib.ldr_pool_info(engine, placement, info))
+        check(lib.ldr_pool_info(self._native.pointer, placement, info))
         return pool_info_from_c(info)
 
     def allocate_cache(
@@ -85,8 +81,7 @@ class CacheCalls(EngineCalls):
         params.num_tensors = num_tensors
         cache_id_p = ffi.new("int64_t *")
         addresses = ffi.new("uint64_t[]", num_tensors)
-        with self._native as engine:
-            check(lib.ldr_cache_allocate(engine, params, cache_id_p, addresses))
+        check(lib.ldr_cache_allocate(self._native.pointer, params, cache_id_p, addresses))
         del keep_alive
         return cache_id_p[0], list(addresses)
 
@@ -95,14 +90,12 @@ class CacheCalls(EngineCalls):
 
         NativeError NO_CACHE for an unknown id or one given back before; nothing happens to a registered cache.
         """
-        with self._native as engine:
-            check(lib.ldr_cache_deallocate(engine, cache_id))
+        check(lib.ldr_cache_deallocate(self._native.pointer, cache_id))
 
     def remove_cache_key(self, key: NativeKey) -> None:
         """Unbinds a request or prefix key of an allocated cache. An unknown one is success."""
         c_key = key_to_c(key)
-        with self._native as engine:
-            check(lib.ldr_cache_remove_key(engine, c_key))
+        check(lib.ldr_cache_remove_key(self._native.pointer, c_key))
 
     def copy_entry(
         self,
@@ -125,8 +118,7 @@ class CacheCalls(EngineCalls):
         params.dst_batch_index = dst_batch_index
         params.offset_bytes = offset_bytes
         params.size_bytes = size_bytes
-        with self._native as engine:
-            check(lib.ldr_cache_copy(engine, params))
+        check(lib.ldr_cache_copy(self._native.pointer, params))
 
     def copy_blocks(self, *, cache_id: int, src_blocks: BlockList, dst_blocks: BlockList) -> None:
         """Copies block ``src_blocks[k]`` to block ``dst_blocks[k]`` of one local cache, in all tensors. The calling
@@ -139,8 +131,7 @@ class CacheCalls(EngineCalls):
             fill_block_list(params.src_blocks, "src_blocks", src_blocks),
             fill_block_list(params.dst_blocks, "dst_blocks", dst_blocks),
         )
-        with self._native as engine:
-            check(lib.ldr_cache_copy(engine, params))
+        check(lib.ldr_cache_copy(self._native.pointer, params))
         del keep_alive
 
     def copy_raw_blocks(
@@ -173,6 +164,5 @@ class CacheCalls(EngineCalls):
             fill_block_list(params.src_blocks, "src_blocks", src_blocks),
             fill_block_list(params.dst_blocks, "dst_blocks", dst_blocks),
         )
-        with self._native as engine:
-            check(lib.ldr_raw_copy(engine, params))
+        check(lib.ldr_raw_copy(self._native.pointer, params))
         del keep_alive

@@ -92,8 +92,8 @@ class NativeEngine(CacheCalls, GrantCalls):
         self._handle = EngineHandle(params)
         self.cluster_id = cluster_id
         self.remote_access = remote_access
-        with self._handle as engine:
-            self._event_fd: int = lib.ldr_engine_event_fd(engine)
+        engine = self._handle.pointer
+        self._event_fd: int = lib.ldr_engine_event_fd(engine)
 
     # Lifetime
 
@@ -129,23 +129,23 @@ class NativeEngine(CacheCalls, GrantCalls):
 
         NativeError BIND (LLM_FAILED) when it cannot bind; the old listener is gone then.
         """
-        with self._native as engine:
-            check(lib.ldr_engine_listen(engine, ffi.NULL if ip is None else ip.encode(), port))
+        engine = self._native.pointer
+        check(lib.ldr_engine_listen(engine, ffi.NULL if ip is None else ip.encode(), port))
 
     def listen_also(self, ip: str, port: int) -> None:
         """One more TCP listener beside that one; the same address again is shared and counted. NativeError BIND."""
-        with self._native as engine:
-            check(lib.ldr_engine_listen_also(engine, ip.encode(), port))
+        engine = self._native.pointer
+        check(lib.ldr_engine_listen_also(engine, ip.encode(), port))
 
     def unlisten(self, ip: str, port: int) -> None:
         """Gives up one share of it; the last closes the listener. NativeError NOT_FOUND when there is none."""
-        with self._native as engine:
-            check(lib.ldr_engine_unlisten(engine, ip.encode(), port))
+        engine = self._native.pointer
+        check(lib.ldr_engine_unlisten(engine, ip.encode(), port))
 
     def info(self) -> EngineInfo:
         info = ffi.new("ldr_engine_info_t *")
-        with self._native as engine:
-            check(lib.ldr_engine_info(engine, info))
+        engine = self._native.pointer
+        check(lib.ldr_engine_info(engine, info))
         return engine_info_from_c(info)
 
     # Links
@@ -167,8 +167,7 @@ class NativeEngine(CacheCalls, GrantCalls):
             params.flags = lib.LDR_LINK_AS
             params.cluster_id = file_under
         info = ffi.new("ldr_link_info_t *")
-        with self._native as engine:
-            check(lib.ldr_link_open(engine, params, info))
+        check(lib.ldr_link_open(self._native.pointer, params, info))
         return link_info_from_c(info)
 
     def unlink(
@@ -180,20 +179,17 @@ class NativeEngine(CacheCalls, GrantCalls):
         all is success.
         """
         c_ip = ffi.NULL if ip is None else ip.encode()
-        with self._native as engine:
-            check(lib.ldr_link_close(engine, cluster_id, force, c_ip, port, timeout_ns(timeout_s)))
+        check(lib.ldr_link_close(self._native.pointer, cluster_id, force, c_ip, port, timeout_ns(timeout_s)))
 
     def link_info(self, cluster_id: int) -> LinkInfo:
         """Also of a broken link; NativeError NOT_LINKED when there is none."""
         info = ffi.new("ldr_link_info_t *")
-        with self._native as engine:
-            check(lib.ldr_link_query(engine, cluster_id, info))
+        check(lib.ldr_link_query(self._native.pointer, cluster_id, info))
         return link_info_from_c(info)
 
     def probe_link(self, cluster_id: int, timeout_s: float | None) -> None:
         """One round trip to the peer's engine. NativeError NOT_LINKED, TIMEOUT, LINK_BROKEN."""
-        with self._native as engine:
-            check(lib.ldr_link_probe(engine, cluster_id, timeout_ns(timeout_s)))
+        check(lib.ldr_link_probe(self._native.pointer, cluster_id, timeout_ns(timeout_s)))
 
     def links(self) -> list[LinkInfo]:
         """All links, broken ones too."""
@@ -201,8 +197,7 @@ class NativeEngine(CacheCalls, GrantCalls):
         count_p = ffi.new("uint32_t *")
         while True:
             infos = ffi.new("ldr_link_info_t[]", capacity)
-            with self._native as engine:
-                check(lib.ldr_link_list(engine, infos, capacity, count_p))
+            check(lib.ldr_link_list(self._native.pointer, infos, capacity, count_p))
             if count_p[0] <= capacity:
                 return [link_info_from_c(infos[index]) for index in range(count_p[0])]
             capacity = count_p[0] + 16
@@ -215,43 +210,37 @@ class NativeEngine(CacheCalls, GrantCalls):
         NativeError, whose text says how far it came.
         """
         result = ffi.new("ldr_transfer_result_t *")
-        with self._native as engine:
-            check(lib.ldr_transfer(engine, transfer.params, result))
+        check(lib.ldr_transfer(self._native.pointer, transfer.params, result))
         return result_from_c(result)
 
     def run(self, transfer: Transfer) -> None:
         """:meth:`transfer` without its result, which takes longer to make than a small transfer's arguments."""
         handle = self._handle
         assert handle is not None
-        with handle as engine:
-            status = lib.ldr_transfer(engine, transfer.params, ffi.NULL)
+        status = lib.ldr_transfer(handle.pointer, transfer.params, ffi.NULL)
         if status:
             check(status)
 
     def submit(self, transfer: Transfer, *, user_tag: int = 0) -> int:
         """Starts a transfer and returns its operation id. Raises at once, or exactly one OP event follows."""
         op_id_p = ffi.new("uint64_t *")
-        with self._native as engine:
-            check(lib.ldr_transfer_submit(engine, transfer.params, user_tag, op_id_p))
+        check(lib.ldr_transfer_submit(self._native.pointer, transfer.params, user_tag, op_id_p))
         return op_id_p[0]
 
     def cancel(self, op_id: int) -> None:
         """A request; the event tells what happened. NativeError NOT_FOUND when it is over."""
-        with self._native as engine:
-            check(lib.ldr_op_cancel(engine, op_id))
+        check(lib.ldr_op_cancel(self._native.pointer, op_id))
 
     def progress(self, op_id: int) -> Progress:
         """NativeError NOT_FOUND when the operation is over."""
         done_p, total_p = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-        with self._native as engine:
-            check(lib.ldr_op_progress(engine, op_id, done_p, total_p))
+        check(lib.ldr_op_progress(self._native.pointer, op_id, done_p, total_p))
         return Progress(done_p[0], total_p[0])
 
     def op_error(self, op_id: int) -> str:
         """The text of a failed operation; kept for the last 1024 failures, NativeError NOT_FOUND afterwards."""
         text = ffi.new("char[]", _ERROR_TEXT_BYTES)
-        with self._native as engine:
-            check(lib.ldr_op_error(engine, op_id, text, _ERROR_TEXT_BYTES))
+        check(lib.ldr_op_error(self._native.pointer, op_id, text, _ERROR_TEXT_BYTES))
         return ffi.string(text).decode(errors="replace")
 
     # Events

@@ -27,21 +27,18 @@ class GrantCalls(EngineCalls):
         params.num_tokens = num_tokens
         params.layout_digest = layout_digest
         grant_p, generation_p = ffi.new("ldr_grant_id_t *"), ffi.new("uint64_t *")
-        with self._native as engine:
-            check(lib.ldr_grant_mint(engine, params, grant_p, generation_p))
+        check(lib.ldr_grant_mint(self._native.pointer, params, grant_p, generation_p))
         del keep_alive
         return GrantId(grant_p.incarnation, grant_p.sequence, grant_p.nonce), generation_p[0]
 
     def grant_revoke(self, sequence: int) -> None:
         """Source: ends a grant, also an open one (its reader fails). Ended already is success."""
-        with self._native as engine:
-            check(lib.ldr_grant_revoke(engine, sequence))
+        check(lib.ldr_grant_revoke(self._native.pointer, sequence))
 
     def grant_stats(self) -> GrantStats:
         """Source: its counters since it started."""
         stats = ffi.new("ldr_grant_stats_t *")
-        with self._native as engine:
-            check(lib.ldr_grant_stats(engine, stats))
+        check(lib.ldr_grant_stats(self._native.pointer, stats))
         return grant_stats_from_c(stats)
 
     def grant_open(
@@ -70,11 +67,9 @@ class GrantCalls(EngineCalls):
         params.open_id = open_id
         params.timeout_ns = timeout_ns(timeout_s)
         num_blocks_p = ffi.new("uint64_t *")
-        with self._native as engine:
-            check(lib.ldr_grant_open(engine, params, num_blocks_p))
+        check(lib.ldr_grant_open(self._native.pointer, params, num_blocks_p))
         return num_blocks_p[0]
 
     def grant_close(self, open_id: int, outcome: CloseOutcome, *, timeout_s: float | None) -> None:
         """Sink: ends its reading; what was pulled may be used only after this returned for OK. Idempotent."""
-        with self._native as engine:
-            check(lib.ldr_grant_close(engine, open_id, outcome, timeout_ns(timeout_s)))
+        check(lib.ldr_grant_close(self._native.pointer, open_id, outcome, timeout_ns(timeout_s)))

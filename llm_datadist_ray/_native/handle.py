@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llm_datadist_ray._native._ldr import ffi, lib
@@ -20,7 +19,7 @@ _handles: weakref.WeakSet[EngineHandle] = weakref.WeakSet()
 
 
 class EngineHandle:
-    """``with handle as pointer`` gives what native calls take, and refuses once the engine is closed.
+    """:attr:`pointer` is what native calls take.
 
     The native core itself ends calls that are inside when it closes, and answers those that come too late with CLOSED:
     its handle lives as long as this object. Only who waits for the engine's descriptors needs :meth:`held`; ``wake_fd``
@@ -60,15 +59,12 @@ class EngineHandle:
         if self._is_closing:
             raise NativeError("the engine is closed: make a new one", NativeStatus.CLOSED)
 
-    def __enter__(self) -> CData:
+    @property
+    def pointer(self) -> CData:
+        """NativeError CLOSED once closing has begun."""
         if self._is_closing:
             self.raise_if_closing()
         return self._pointer
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
 
     @contextmanager
     def held(self) -> Iterator[CData]:

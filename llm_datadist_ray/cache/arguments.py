@@ -32,8 +32,11 @@ def check_block_list(name: str, blocks: Any) -> None:
 
 def check_block_lists(src_blocks: Any, dst_blocks: Any) -> None:
     """Both as :func:`check_block_list`; LLMException(LLM_PARAM_INVALID) without a destination."""
-    check_block_list("src_blocks", src_blocks)
-    check_block_list("dst_blocks", dst_blocks)
+    # The usual classes without a call for each: small transfers notice it.
+    if type(src_blocks) is not list and not hasattr(src_blocks, "dtype"):
+        check_block_list("src_blocks", src_blocks)
+    if type(dst_blocks) is not list and not hasattr(dst_blocks, "dtype"):
+        check_block_list("dst_blocks", dst_blocks)
     if not len(dst_blocks):
         raise param_invalid("dst_blocks should not be empty")
 

@@ -98,13 +98,14 @@ class Communicator:
                 self._publish(self, status)
 
     def _run_exchange(self) -> RegisterMemStatus:
-        unsubscribe = self._events.subscribe(EventKind.LINK_UP, self._on_link_up)
         try:
-            failure = self._exchange()
-        except NativeError as error:
+            unsubscribe = self._events.subscribe(EventKind.LINK_UP, self._on_link_up)
+            try:
+                failure = self._exchange()
+            finally:
+                unsubscribe()
+        except NativeError as error:  # of a link that is beyond trying again, or the engine is closed
             failure = str(error)
-        finally:
-            unsubscribe()
         if not self._is_stopping:
             if failure is None:
                 log.info("link %r: all of clusters %s are linked", self._name, sorted(self.members.peers))

@@ -1,4 +1,4 @@
-"""Closing an engine beside threads that use it: calls that come too late are answered, and nothing waits for ever."""
+"""Closing an engine beside threads that use it: calls that come too late are answered."""
 
 from __future__ import annotations
 
@@ -34,19 +34,6 @@ def test_close_beside_threads_that_keep_calling() -> None:
                 closer.result(10)
             num_calls += [caller.result(10) for caller in callers]
     assert max(num_calls) > 0
-
-
-@pytest.mark.timeout(30)
-def test_a_call_that_a_signal_cut_short_is_not_waited_for() -> None:
-    """A signal handler may raise between entering and leaving; nobody leaves then."""
-    engine = NativeEngine(cluster_id=1, remote_access=True)
-    handle = engine._handle
-    assert handle is not None
-    handle.__enter__()
-    engine.close()
-    with pytest.raises(NativeError) as caught:
-        engine.links()
-    assert caught.value.native_status == NativeStatus.CLOSED
 
 
 def test_a_call_after_the_end_is_answered_by_the_native_core() -> None:

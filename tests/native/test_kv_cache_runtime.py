@@ -12,8 +12,8 @@ from llm_datadist_ray.kv_cache import V1Runtime
 from llm_datadist_ray.kv_cache.devices import available_memory_bytes, pool_bytes
 from llm_datadist_ray.types import LLMRole, Placement
 from tests.conformance.status import EXIST_LINK, FAILED, FEATURE_NOT_ENABLED, PARAM_INVALID, raises
-from tests.unit.fake_engine import FakeEngine, link_info
-from tests.unit.kv_cache_process import FakeProcess, v1_options
+from tests.native.fake_engine import FakeEngine, link_info
+from tests.native.kv_cache_process import FakeProcess, v1_options
 
 DECODER, PROMPT, MIX = LLMRole.DECODER, LLMRole.PROMPT, LLMRole.MIX
 CAN_SWITCH = {"llm__EnableSwitchRole": "1"}

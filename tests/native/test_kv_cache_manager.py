@@ -21,7 +21,7 @@ from llm_datadist_ray.types import (
     Placement,
 )
 from tests.conformance.status import FAILED, KV_CACHE_NOT_EXIST, NOT_YET_LINK, PARAM_INVALID, raises
-from tests.unit.kv_cache_process import FakeProcess, cpu_cache, device_desc
+from tests.native.kv_cache_process import FakeProcess, cpu_cache, device_desc
 
 DECODER, PROMPT, MIX = LLMRole.DECODER, LLMRole.PROMPT, LLMRole.MIX
 DEVICE_OUT_OF_MEMORY = LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY

@@ -25,8 +25,8 @@ from tests.conformance.status import (
     UNLINK_FAILED,
     raises,
 )
-from tests.unit.fake_engine import link_info
-from tests.unit.kv_cache_process import FakeProcess
+from tests.native.fake_engine import link_info
+from tests.native.kv_cache_process import FakeProcess
 
 DECODER, PROMPT, MIX = LLMRole.DECODER, LLMRole.PROMPT, LLMRole.MIX
 REPEAT_REQUEST = LLMStatusCode.LLM_REPEAT_REQUEST

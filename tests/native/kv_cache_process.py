@@ -8,7 +8,7 @@ from llm_datadist_ray._native import NativeEngine
 from llm_datadist_ray.kv_cache import KvCacheManager, V1Runtime
 from llm_datadist_ray.options import EngineOptions
 from llm_datadist_ray.types import CacheDesc, DataType, KvCache, LLMRole, Placement
-from tests.unit.fake_engine import FakeEngine
+from tests.native.fake_engine import FakeEngine
 
 
 class FakeProcess:

@@ -15,7 +15,7 @@ from llm_datadist_ray.events import EventDispatcher
 from llm_datadist_ray.linking.collective import Communicators
 from llm_datadist_ray.options import EngineOptions
 from llm_datadist_ray.types import LLMRole, RegisterMemStatus
-from tests.unit.fake_engine import FakeEngine, link_info
+from tests.native.fake_engine import FakeEngine, link_info
 
 WAIT_S = 20.0
 OK, FAILED = RegisterMemStatus.OK, RegisterMemStatus.FAILED

@@ -8,7 +8,7 @@ import pytest
 
 from llm_datadist_ray.types import CacheDesc, DataType, LLMRole
 from tests.conformance.status import KV_CACHE_NOT_EXIST, PARAM_INVALID, raises
-from tests.unit.kv_cache_process import FakeProcess, cpu_cache
+from tests.native.kv_cache_process import FakeProcess, cpu_cache
 
 DECODER = LLMRole.DECODER
 

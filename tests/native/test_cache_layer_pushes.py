@@ -21,7 +21,7 @@ from llm_datadist_ray import (
     TransferWithCacheKeyConfig,
 )
 from llm_datadist_ray._native import Direction, Move, NativeStatus, RemoteBy
-from tests.unit.cache_fakes import Fake, Ready, cache, native_error
+from tests.native.cache_fakes import Fake, Ready, cache, native_error
 
 PARAM_INVALID = LLMStatusCode.LLM_PARAM_INVALID
 SUCCESS = LLMStatusCode.LLM_SUCCESS

@@ -22,7 +22,7 @@ from llm_datadist_ray import (
     TransferWithCacheKeyConfig,
 )
 from llm_datadist_ray._native import CacheKind, Event, EventKind, KeyKind, NativeKey, NativeStatus, Path, RemoteBy
-from tests.unit.cache_fakes import Fake, Ready, cache, cpu_cache, desc, native_error, ready_link
+from tests.native.cache_fakes import Fake, Ready, cache, cpu_cache, desc, native_error, ready_link
 
 INVALID_ID = 2**64 - 1
 PARAM_INVALID = LLMStatusCode.LLM_PARAM_INVALID

@@ -22,7 +22,7 @@ from llm_datadist_ray.types import (
     TransferWithCacheKeyConfig,
 )
 from tests.conformance.status import FEATURE_NOT_ENABLED, KV_CACHE_NOT_EXIST, PARAM_INVALID, SUCCESS, raises
-from tests.unit.kv_cache_process import FakeProcess, device_desc
+from tests.native.kv_cache_process import FakeProcess, device_desc
 
 LINK_BUSY = LLMStatusCode.LLM_LINK_BUSY
 WAIT_TIMEOUT = LLMStatusCode.LLM_WAIT_PROCESS_TIMEOUT
