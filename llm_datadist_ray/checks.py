@@ -117,6 +117,11 @@ def check_layer_range(name: str, value: Any, *, allow_none: bool = True) -> None
         )
 
 
+def num_layers(layers: range) -> int:
+    """``len`` of a layer range of step 1, which itself raises OverflowError beyond 63 bits."""
+    return max(0, layers.stop - layers.start)
+
+
 def _names(classes: Classes) -> str:
     members: Sequence[type] = classes if isinstance(classes, tuple) else (classes,)
     return " or ".join(member.__name__ for member in members)

@@ -1,21 +1,35 @@
-"""How ``init`` makes a native engine from options: pools first, the listener last."""
+"""How ``init`` makes a native engine from options, for v1 and v2: pools first, the listener last."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from llm_datadist_ray import option_keys as keys
 from llm_datadist_ray._native import NativeEngine, NativeError
 from llm_datadist_ray.errors import LLMException
 from llm_datadist_ray.log import log
 from llm_datadist_ray.membership import Membership
-from llm_datadist_ray.options import EngineOptions
+from llm_datadist_ray.options import EngineOptions, ListenAddress
 from llm_datadist_ray.types import Placement
 
 _MAX_TOS = 255
 _MAX_PRIORITY = 6  # more takes CAP_NET_ADMIN
 
 
+class Pool(NamedTuple):
+    """A memory pool that an engine is to have; ``source`` is what asked for it, for texts."""
+
+    source: str
+    placement: Placement
+    size_bytes: int
+    page_shift: int
+    is_lazy: bool = False
+
+
 class EngineStart:
-    """Makes the engine of each device; ``index`` is the device's place in ``options.device_ids``."""
+    """Makes the engine of each device, without pools and not listening: see :func:`equip`. ``index`` is the device's
+    place in ``options.device_ids``; all devices have the same engine."""
 
     def __init__(self, options: EngineOptions, membership: Membership) -> None:
         self._options = options
@@ -23,26 +37,8 @@ class EngineStart:
         self._ip_tos = _as_far_as_it_fits(keys.RDMA_TRAFFIC_CLASS, options.rdma_traffic_class, _MAX_TOS)
         self._priority = _as_far_as_it_fits(keys.RDMA_SERVICE_LEVEL, options.rdma_service_level, _MAX_PRIORITY)
 
-    def __call__(self, index: int = 0) -> NativeEngine:
-        """v2: with its pools, and then listening, if the options say so. v1: with neither, which are for
-        :class:`~llm_datadist_ray.kv_cache.devices.Devices` to add.
-
-        LLMException: LLM_OUT_OF_MEMORY (a pool), LLM_FAILED (cannot listen), LLM_FEATURE_NOT_ENABLED, LLM_PARAM_INVALID
-        (data paths). Nothing is left of an engine that failed.
-        """
-        engine = self._make()
-        if not self._options.cache_manager:
-            return engine
-        try:
-            self._create_pools(engine)
-            if self._options.listen_addresses:
-                engine.listen(*self._options.listen_addresses[index])
-        except BaseException:
-            engine.close()
-            raise
-        return engine
-
-    def _make(self) -> NativeEngine:
+    def __call__(self, index: int) -> NativeEngine:
+        """LLMException: LLM_FAILED, LLM_FEATURE_NOT_ENABLED, LLM_PARAM_INVALID (data paths)."""
         options, membership = self._options, self._membership
         return NativeEngine(
             cluster_id=options.cluster_id,
@@ -60,18 +56,24 @@ class EngineStart:
             socket_priority=self._priority,
         )
 
-    def _create_pools(self, engine: NativeEngine) -> None:
-        pools = (
-            (Placement.DEVICE, keys.MEM_POOL_CONFIG, self._options.mem_pool),
-            (Placement.HOST, keys.HOST_MEM_POOL_CONFIG, self._options.host_mem_pool),
-        )
-        for placement, key, pool in pools:
-            if pool is None:
-                continue
-            try:
-                engine.create_pool(placement=placement, size_bytes=pool.memory_size, page_shift=pool.page_shift)
-            except NativeError as error:
-                raise LLMException(f"{key}: {error.args[0]}", status_code=error.status_code) from error
+
+def equip(engine: NativeEngine, pools: Sequence[Pool], listen_address: ListenAddress | None) -> None:
+    """Gives the engine its pools and has it listen, in this order: nobody reaches it before it has both.
+
+    LLMException: LLM_OUT_OF_MEMORY (a pool), LLM_FAILED (cannot listen). The engine is the caller's to close then.
+    """
+    for pool in pools:
+        try:
+            engine.create_pool(
+                placement=pool.placement,
+                size_bytes=pool.size_bytes,
+                page_shift=pool.page_shift,
+                is_lazy=pool.is_lazy,
+            )
+        except NativeError as error:
+            raise LLMException(f"{pool.source}: {error.args[0]}", status_code=error.status_code) from error
+    if listen_address is not None:
+        engine.listen(*listen_address)
 
 
 def _as_far_as_it_fits(key: str, value: int | None, high: int) -> int:

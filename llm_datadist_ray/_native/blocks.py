@@ -35,14 +35,11 @@ def blocks_to_c(name: str, blocks: BlockList) -> BlocksInC | None:
     if isinstance(blocks, _PYTHON_LISTS):
         if not blocks:
             return None
-        if len(blocks) == 1 and type(blocks[0]) is int:  # the quickest way for the shortest lists
-            try:
-                return _new(_NUMBER, blocks[0]), 1, 8
-            except OverflowError as error:
-                raise TypeError(f"{name} holds a block number below 0 or of more than 64 bits") from error
-        # Unsigned, so that a negative block is refused here; beyond 63 bits the native range check does it. From a
-        # list, for which array has a quick way.
+        # Unsigned, so that a negative block is refused here; beyond 63 bits the native range check does it. The
+        # shortest lists have a quicker way, and lists a quicker one than tuples.
         try:
+            if len(blocks) == 1 and type(blocks[0]) is int:
+                return _new(_NUMBER, blocks[0]), 1, 8
             buffer = array("Q", blocks if type(blocks) is list else list(blocks))
         except OverflowError as error:
             raise TypeError(f"{name} holds a block number below 0 or of more than 64 bits") from error

@@ -67,7 +67,6 @@ class WorkerCore:
 
     def listen_to_events(self, handlers: dict[EventKind, EventHandler]) -> None:
         """From now on until :meth:`close`, in the thread of :attr:`LLMDataDist.events`."""
-        handlers = {EventKind.LINK_DOWN: lambda event: None, **handlers}  # somebody must empty the queue
         for kind, handler in handlers.items():
             self._datadist.events.subscribe(kind, handler)
 

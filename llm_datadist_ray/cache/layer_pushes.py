@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llm_datadist_ray._native import BlockList, Direction, Move, RemoteBy, TensorSpan, Transfer
+from llm_datadist_ray._native import BlockList, Direction, Move, TensorSpan, Transfer
 from llm_datadist_ray.cache.arguments import own_block_indices
-from llm_datadist_ray.cache.layerwise import LayerTarget, LayerwiseJob
+from llm_datadist_ray.cache.layerwise import (
+    TENSORS_PER_LAYER,
+    LayerTarget,
+    LayerwiseJob,
+    check_layers,
+    pushes_to_addresses,
+)
 from llm_datadist_ray.cache.operation import ManagerPart
 from llm_datadist_ray.cache.remote import push_target_fields
 from llm_datadist_ray.checks import check_isinstance, check_uint64
-from llm_datadist_ray.errors import param_invalid, raise_if_false
+from llm_datadist_ray.errors import raise_if_false
 from llm_datadist_ray.types import (
     Cache,
     CacheTask,
@@ -22,9 +27,6 @@ from llm_datadist_ray.types import (
     TransferConfig,
     TransferWithCacheKeyConfig,
 )
-
-_TENSORS_PER_LAYER = 2
-"""Always, here (spec §8.1)."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ class LayerBlocks:
             "dst_block_indices without src_block_indices need dst_block_memory_size",
         )
         return cls(src, dst, dst_block_bytes or 0)
+
+    def check_dst_block_bytes(self) -> None:
+        """LLMException(LLM_PARAM_INVALID), of a layer: to the native core 0 says that nothing is known about the
+        destination's blocks; here it is their size."""
+        raise_if_false(
+            self.move != Move.ENTRY_TO_BLOCKS or self.dst_block_bytes,
+            "dst_block_memory_size should be greater than zero, but got 0",
+        )
 
 
 class LayerPushes(ManagerPart):
@@ -98,13 +108,14 @@ class LayerPushes(ManagerPart):
             blocks.dst_block_bytes == 0 or len(blocks.dst) > 0, "dst_block_memory_size needs dst_block_indices"
         )
         raise_if_false(
-            desc.num_tensors % _TENSORS_PER_LAYER == 0,
-            f"layers have {_TENSORS_PER_LAYER} tensors, but {src_cache} has {desc.num_tensors}",
+            desc.num_tensors % TENSORS_PER_LAYER == 0,
+            f"layers have {TENSORS_PER_LAYER} tensors, but {src_cache} has {desc.num_tensors}",
         )
-        num_layers = desc.num_tensors // _TENSORS_PER_LAYER
-        for index, config in enumerate(transfer_configs):
-            _check_config(f"transfer_configs[{index}]", config, num_layers, blocks)
-        targets = [self._layer_target(config, src_cache.id_for(self), blocks) for config in transfer_configs]
+        num_layers = desc.num_tensors // TENSORS_PER_LAYER
+        configs: Sequence[TransferConfig | TransferWithCacheKeyConfig] = transfer_configs
+        for index, config in enumerate(configs):
+            check_layers(f"transfer_configs[{index}]", config, num_layers, has_src_blocks=len(blocks.src) > 0)
+        targets = [self._layer_target(config, src_cache.id_for(self), blocks) for config in configs]
         self._check_open()
         job = LayerwiseJob(layer_synchronizer, targets, num_layers, f"ldr-layers-of-cache-{src_cache.cache_id}")
         job.start()
@@ -113,7 +124,6 @@ class LayerPushes(ManagerPart):
     def _layer_target(self, config: Any, cache_id: int, blocks: LayerBlocks) -> LayerTarget:
         """What is in the config now: the caller may use it again for something else."""
         common = {
-            "direction": Direction.PUSH,
             "move": blocks.move,
             "local_cache_id": cache_id,
             "local_batch_index": config.src_batch_index,
@@ -122,68 +132,30 @@ class LayerPushes(ManagerPart):
             "dst_block_bytes": blocks.dst_block_bytes,
         }
         if isinstance(config, TransferConfig):
-            addresses, cluster_id = tuple(config.dst_addrs), config.dst_cluster_id
+            addresses, fields = tuple(config.dst_addrs), {**common, "cluster_id": config.dst_cluster_id}
 
             def send(layer: int, q: int) -> None:
-                deadline_s = time.monotonic() + self._timeout_s
-                for j in range(_TENSORS_PER_LAYER):
-                    tensor = TensorSpan(layer * _TENSORS_PER_LAYER + j, 1)
-                    address = addresses[q * _TENSORS_PER_LAYER + j]
-                    self._push(
-                        cluster_id=cluster_id,
-                        remote_by=RemoteBy.ADDRESS,
-                        remote_key_id=address,
-                        local_tensors=tensor,
-                        timeout_s=deadline_s - time.monotonic(),
-                        **common,
-                    )
+                blocks.check_dst_block_bytes()
+                for transfer in pushes_to_addresses(addresses, layer, q, self._timeout_s, fields):
+                    self._run((transfer, None))
 
         else:
             dst_layers, target = config.dst_layer_range, push_target_fields(config.cache_key)
 
             def send(layer: int, q: int) -> None:
-                self._push(
+                blocks.check_dst_block_bytes()
+                transfer = Transfer(
+                    direction=Direction.PUSH,
                     local_tensors=_tensors_of(layer),
                     remote_tensors=_tensors_of(dst_layers[q]),
                     timeout_s=self._timeout_s,
                     **target,
                     **common,
                 )
+                self._run((transfer, None))
 
         return LayerTarget(config.dst_cluster_id, config.src_layer_range, send)
 
-    def _push(self, **fields: Any) -> None:
-        """One layer, or one tensor of it, in the job's thread."""
-        # To the native core 0 says that nothing is known about the destination's blocks; here it is their size.
-        if fields["move"] == Move.ENTRY_TO_BLOCKS and fields["dst_block_bytes"] == 0:
-            raise param_invalid("dst_block_memory_size should be greater than zero, but got 0")
-        self._run((Transfer(**fields), None))
-
-
-def _check_config(name: str, config: Any, num_layers: int, blocks: LayerBlocks) -> None:
-    """The rows "per config" of spec §8.1; a range left out is put into the caller's object, as they say."""
-    raise_if_false(
-        len(blocks.src) == 0 or config.src_batch_index == 0,
-        f"{name}: src_batch_index should be 0 with src_block_indices, but got {config.src_batch_index}",
-    )
-    if config.src_layer_range is None:
-        config.src_layer_range = range(num_layers)
-    layers = config.src_layer_range
-    raise_if_false(
-        layers.stop <= num_layers, f"{name}: src_layer_range {layers} should be inside the {num_layers} layers"
-    )
-    if isinstance(config, TransferConfig):
-        raise_if_false(
-            len(config.dst_addrs) == _TENSORS_PER_LAYER * len(layers),
-            f"{name}: {len(layers)} layers need {_TENSORS_PER_LAYER} dst_addrs each, but got {len(config.dst_addrs)}",
-        )
-    else:
-        # Setters do not compare them (spec api-types §10.4), and a layer without a destination could not be sent.
-        raise_if_false(
-            len(config.dst_layer_range) == len(layers),
-            f"{name}: src_layer_range {layers} and dst_layer_range {config.dst_layer_range} should be equally long",
-        )
-
 
 def _tensors_of(layer: int) -> TensorSpan:
-    return TensorSpan(layer * _TENSORS_PER_LAYER, _TENSORS_PER_LAYER)
+    return TensorSpan(layer * TENSORS_PER_LAYER, TENSORS_PER_LAYER)

@@ -1,14 +1,21 @@
-"""The background thread of a layer-wise transfer, for v1 and v2 (spec api-cachemanager §8.2)."""
+"""What layer-wise transfers of v1 and v2 share: their thread, destinations and checks (spec api-cachemanager §8)."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from llm_datadist_ray.errors import LLMException, LLMStatusCode
+from llm_datadist_ray._native import Direction, RemoteBy, TensorSpan, Transfer
+from llm_datadist_ray.checks import num_layers
+from llm_datadist_ray.errors import LLMException, LLMStatusCode, raise_if_false
 from llm_datadist_ray.log import log
-from llm_datadist_ray.types import LayerSynchronizer
+from llm_datadist_ray.types import LayerSynchronizer, TransferConfig, TransferWithCacheKeyConfig
+
+TENSORS_PER_LAYER = 2
+"""Always, in layer-wise transfers (spec §8.1)."""
 
 SendLayer = Callable[[int, int], None]
 
@@ -21,6 +28,54 @@ class LayerTarget:
     dst_cluster_id: int
     src_layers: range
     send: SendLayer
+
+
+def check_layers(
+    name: str, config: TransferConfig | TransferWithCacheKeyConfig, num_layers_of_cache: int, *, has_src_blocks: bool
+) -> None:
+    """The rows "per config" of spec §8.1; a range left out is put into the caller's object, as they say."""
+    raise_if_false(
+        not has_src_blocks or config.src_batch_index == 0,
+        f"{name}: src_batch_index should be 0 with src_block_indices, but got {config.src_batch_index}",
+    )
+    if config.src_layer_range is None:
+        config.src_layer_range = range(num_layers_of_cache)
+    layers = config.src_layer_range
+    raise_if_false(
+        layers.stop <= num_layers_of_cache,
+        f"{name}: src_layer_range {layers} should be inside the {num_layers_of_cache} layers",
+    )
+    if isinstance(config, TransferConfig):
+        count, found = num_layers(layers), len(config.dst_addrs)
+        raise_if_false(
+            found == TENSORS_PER_LAYER * count,
+            f"{name}: {count} layers need {TENSORS_PER_LAYER} dst_addrs each, but got {found}",
+        )
+    else:
+        # Setters do not compare them (spec api-types §10.4), and a layer without a destination could not be sent.
+        if config.dst_layer_range is None:
+            raise TypeError(f"{name}: dst_layer_range only support range, but got None")
+        raise_if_false(
+            num_layers(config.dst_layer_range) == num_layers(layers),
+            f"{name}: src_layer_range {layers} and dst_layer_range {config.dst_layer_range} should be equally long",
+        )
+
+
+def pushes_to_addresses(
+    addresses: Sequence[int], layer: int, q: int, timeout_s: float, fields: Mapping[str, Any]
+) -> Iterator[Transfer]:
+    """One transfer for each tensor of the layer, to the ``q``-th of the layers' addresses: they may lie in two caches.
+    They share the time limit. ``fields`` is the rest of each."""
+    deadline_s = time.monotonic() + timeout_s
+    for j in range(TENSORS_PER_LAYER):
+        yield Transfer(
+            direction=Direction.PUSH,
+            remote_by=RemoteBy.ADDRESS,
+            remote_key_id=addresses[q * TENSORS_PER_LAYER + j],
+            local_tensors=TensorSpan(layer * TENSORS_PER_LAYER + j, 1),
+            timeout_s=max(0.0, deadline_s - time.monotonic()),
+            **fields,
+        )
 
 
 class LayerwiseJob:

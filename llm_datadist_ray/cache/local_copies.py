@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain, repeat
+from typing import Any
 
 from llm_datadist_ray._native import NativeError
 from llm_datadist_ray.cache.arguments import check_cache, check_pull_size
 from llm_datadist_ray.cache.operation import ManagerPart
 from llm_datadist_ray.checks import check_dict, check_uint32, check_uint64
 from llm_datadist_ray.errors import LLMException, LLMStatusCode, raise_if_false
-from llm_datadist_ray.types import Cache, Placement
+from llm_datadist_ray.types import Cache, KvCache, Placement
 
 
 class LocalCopies(ManagerPart):
@@ -53,11 +54,7 @@ class LocalCopies(ManagerPart):
         pairs that overlap is unspecified. LLMException: LLM_KV_CACHE_NOT_EXIST, LLM_PARAM_INVALID for an index that the
         cache does not have."""
         check_cache("cache", cache, is_blocks=True)
-        check_dict("copy_block_info", copy_block_info, int, list, int)
-        dst_blocks = list(chain.from_iterable(copy_block_info.values()))
-        src_blocks = list(
-            chain.from_iterable(repeat(source, len(targets)) for source, targets in copy_block_info.items())
-        )
+        src_blocks, dst_blocks = flatten_copy_block_info(copy_block_info)
         if not dst_blocks:
             self._check_open()
         else:
@@ -73,25 +70,7 @@ class LocalCopies(ManagerPart):
         """
         check_cache("src_cache", src_cache, is_blocks=True)
         check_cache("dst_cache", dst_cache, is_blocks=True)
-        check_dict("src_to_dst", src_to_dst, int, int)
-        block_bytes = _block_bytes(src_cache)
-        raise_if_false(
-            block_bytes == _block_bytes(dst_cache),
-            f"blocks of {src_cache} have {block_bytes} bytes, those of {dst_cache} {_block_bytes(dst_cache)}",
-        )
-        num_tensors, num_dst_tensors = src_cache.cache_desc.num_tensors, dst_cache.cache_desc.num_tensors
-        raise_if_false(
-            num_tensors == num_dst_tensors,
-            f"src_cache has {num_tensors} tensors, dst_cache {num_dst_tensors}: they should be as many",
-        )
-        _check_blocks("src_to_dst key", src_to_dst.keys(), src_cache)
-        _check_blocks("src_to_dst value", src_to_dst.values(), dst_cache)
-        placements = {src_cache.cache_desc.placement, dst_cache.cache_desc.placement}
-        raise_if_false(
-            placements == set(Placement),
-            f"swap_blocks copies between {Placement.HOST} and {Placement.DEVICE}, but both caches are "
-            f"{src_cache.cache_desc.placement}",
-        )
+        block_bytes = check_swap(("src_cache", "dst_cache"), src_cache, dst_cache, src_to_dst)
         self._check_has_memory("src_cache", src_cache)
         self._check_has_memory("dst_cache", dst_cache)
         try:
@@ -118,13 +97,45 @@ class LocalCopies(ManagerPart):
         )
 
 
-def _block_bytes(cache: Cache) -> int:
+def flatten_copy_block_info(copy_block_info: Any) -> tuple[list[int], list[int]]:
+    """``{s: [d, …]}`` as sources and destinations, equally many. TypeError."""
+    check_dict("copy_block_info", copy_block_info, int, list, int)
+    src_blocks = list(chain.from_iterable(repeat(source, len(targets)) for source, targets in copy_block_info.items()))
+    return src_blocks, list(chain.from_iterable(copy_block_info.values()))
+
+
+def check_swap(names: tuple[str, str], src: Cache | KvCache, dst: Cache | KvCache, src_to_dst: Any) -> int:
+    """The bytes of a block, which both caches, of these names, have. TypeError; LLMException(LLM_PARAM_INVALID) unless
+    the blocks exist and fit each other, and one cache is on the host and one on the device (spec §9.3; v1, too)."""
+    check_dict("src_to_dst", src_to_dst, int, int)
+    block_bytes = _block_bytes(src)
+    raise_if_false(
+        block_bytes == _block_bytes(dst),
+        f"blocks of {src} have {block_bytes} bytes, those of {dst} {_block_bytes(dst)}",
+    )
+    num_tensors, num_dst_tensors = src.cache_desc.num_tensors, dst.cache_desc.num_tensors
+    raise_if_false(
+        num_tensors == num_dst_tensors,
+        f"{names[0]} has {num_tensors} tensors, {names[1]} {num_dst_tensors}: they should be as many",
+    )
+    _check_blocks("src_to_dst key", src_to_dst.keys(), src)
+    _check_blocks("src_to_dst value", src_to_dst.values(), dst)
+    placements = {src.cache_desc.placement, dst.cache_desc.placement}
+    raise_if_false(
+        placements == set(Placement),
+        f"swap_blocks copies between {Placement.HOST} and {Placement.DEVICE}, but both caches are "
+        f"{src.cache_desc.placement}",
+    )
+    return block_bytes
+
+
+def _block_bytes(cache: Cache | KvCache) -> int:
     num_blocks = cache.cache_desc.batch_size
     raise_if_false(num_blocks, f"{cache} has no blocks: batch_size of its cache_desc is 0")
     return cache.cache_desc.size // num_blocks
 
 
-def _check_blocks(what: str, blocks: Iterable[int], cache: Cache) -> None:
+def _check_blocks(what: str, blocks: Iterable[int], cache: Cache | KvCache) -> None:
     num_blocks = cache.cache_desc.batch_size
     wrong = [block for block in blocks if not 0 <= block < num_blocks]
     raise_if_false(not wrong, f"{what} {wrong[:1]} is not in [0, {num_blocks}), the blocks of {cache}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from llm_datadist_ray._native import ALL_TENSORS, NativeError, NativeStatus, TensorSpan
-from llm_datadist_ray.checks import check_isinstance, check_layer_range, check_uint32
+from llm_datadist_ray.checks import check_isinstance, check_layer_range, check_uint32, num_layers
 from llm_datadist_ray.errors import raise_if_false
 from llm_datadist_ray.types import Cache, KvCache
 
@@ -41,7 +41,7 @@ def check_pull_range(name: str, value: Any) -> range | None:
         return None
     raise_if_false(value.step == 1, f"{name} should have step 1, but got {value}")
     raise_if_false(value.start >= 0, f"{name} should start at 0 or above, but got {value}")
-    return value if _num_layers(value) else None
+    return value if num_layers(value) else None
 
 
 def pull_selection(dst_cache: Cache | KvCache, kwargs: Mapping[str, Any]) -> Selection:
@@ -68,12 +68,12 @@ def push_selection(src_layer_range: Any, dst_layer_range: Any, num_tensors: int,
     all_layers = range(num_tensors // per_layer)
     src_layers = all_layers if src_layer_range is None else src_layer_range
     dst_layers = all_layers if dst_layer_range is None else dst_layer_range
-    num_layers = _num_layers(src_layers)
     raise_if_false(
-        num_layers == _num_layers(dst_layers),
+        num_layers(src_layers) == num_layers(dst_layers),
         f"src_layer_range {src_layers} and dst_layer_range {dst_layers} should have equally many layers",
     )
-    return _selection(src_layers, dst_layers, num_layers, num_tensors, per_layer) if num_layers else None
+    count = num_layers(src_layers)
+    return _selection(src_layers, dst_layers, count, num_tensors, per_layer) if count else None
 
 
 def explained(error: NativeError, flaw: str | None) -> NativeError:
@@ -84,9 +84,7 @@ def explained(error: NativeError, flaw: str | None) -> NativeError:
     return NativeError(f"{error.args[0]}; also: {flaw}", error.native_status)
 
 
-def _selection(
-    local: range | None, remote: range | None, num_layers: int, num_tensors: int, per_layer: int
-) -> Selection:
+def _selection(local: range | None, remote: range | None, count: int, num_tensors: int, per_layer: int) -> Selection:
     local_tensors, remote_tensors = _span(local, per_layer), _span(remote, per_layer)
     flaw = None
     if num_tensors % per_layer:
@@ -94,7 +92,7 @@ def _selection(
         local_tensors = _NO_TENSOR
     elif _NO_TENSOR in (local_tensors, remote_tensors):
         flaw = f"layers {local} here and {remote} there, of {per_layer} tensors each, are beyond any cache"
-    return Selection(local_tensors, remote_tensors, num_layers, flaw)
+    return Selection(local_tensors, remote_tensors, count, flaw)
 
 
 def _span(layers: range | None, per_layer: int) -> TensorSpan:
@@ -102,9 +100,4 @@ def _span(layers: range | None, per_layer: int) -> TensorSpan:
         return ALL_TENSORS
     if layers.stop * per_layer > _MAX_TENSOR:
         return _NO_TENSOR
-    return TensorSpan(layers.start * per_layer, _num_layers(layers) * per_layer)
-
-
-def _num_layers(layers: range) -> int:
-    """``len`` of a range of step 1, which raises OverflowError beyond 63 bits."""
-    return max(0, layers.stop - layers.start)
+    return TensorSpan(layers.start * per_layer, num_layers(layers) * per_layer)

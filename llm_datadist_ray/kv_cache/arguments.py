@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
-from llm_datadist_ray.checks import check_dict, check_isinstance, check_list_in_range, check_uint64
+from llm_datadist_ray.checks import check_isinstance, check_list_in_range, check_uint64
 from llm_datadist_ray.errors import raise_if_false
 from llm_datadist_ray.types import CacheDesc, KvCache, Placement
 
@@ -62,39 +61,14 @@ def check_block_bytes(cache_desc: CacheDesc) -> None:
     )
 
 
-def flatten_copy_block_info(copy_block_info: Any) -> tuple[list[int], list[int]]:
-    """``{s: [d, …]}`` as sources and destinations, equally many. TypeError, ValueError (a number is no uint64)."""
-    check_dict("copy_block_info", copy_block_info, int, list, int)
-    src_blocks = [src for src, targets in copy_block_info.items() for _ in targets]
-    dst_blocks = list(chain.from_iterable(copy_block_info.values()))
-    check_list_in_range("copy_block_info", [*copy_block_info, *dst_blocks], 0, _MAX_UINT64)
-    return src_blocks, dst_blocks
+def check_copied_blocks(src_blocks: list[int], dst_blocks: list[int]) -> None:
+    """ValueError for a number that is no uint64."""
+    check_list_in_range("copy_block_info", [*src_blocks, *dst_blocks], 0, _MAX_UINT64)
 
 
-def check_swap(src: Any, dst: Any, src_to_dst: Any, num_devices: int) -> None:
-    """TypeError; LLMException(LLM_PARAM_INVALID) unless the blocks of both fit each other, exist, and one cache is on
-    the host and one on the device (spec api-cachemanager §9.3)."""
-    check_kv_cache("src", src)
-    check_kv_cache("dst", dst)
-    check_dict("src_to_dst", src_to_dst, int, int)
-    src_desc, dst_desc = src.cache_desc, dst.cache_desc
-    raise_if_false(src_desc.batch_size and dst_desc.batch_size, "batch_size of a cache_desc is 0: there are no blocks")
-    src_bytes, dst_bytes = (desc.size // desc.batch_size for desc in (src_desc, dst_desc))
-    raise_if_false(src_bytes == dst_bytes, f"the blocks of src have {src_bytes} bytes and those of dst {dst_bytes}")
+def check_num_devices(name: str, cache: KvCache, num_devices: int) -> None:
+    """LLMException(LLM_PARAM_INVALID) unless the cache is on each device of the process."""
+    found = len(cache.per_device_tensor_addrs)
     raise_if_false(
-        src_desc.num_tensors == dst_desc.num_tensors,
-        f"src has {src_desc.num_tensors} tensors and dst {dst_desc.num_tensors}",
+        found == num_devices, f"{name} is on {found} devices (0: deallocated), this process has {num_devices}"
     )
-    for name, desc, blocks in (("src", src_desc, src_to_dst.keys()), ("dst", dst_desc, src_to_dst.values())):
-        wrong = [block for block in blocks if not 0 <= block < desc.batch_size]
-        raise_if_false(not wrong, f"src_to_dst names blocks {wrong[:8]} of {name}, which has {desc.batch_size}")
-    placements = {src_desc.placement, dst_desc.placement}
-    raise_if_false(
-        placements == {Placement.HOST, Placement.DEVICE},
-        f"one of src and dst should be on {Placement.HOST} and one on {Placement.DEVICE}, but got {placements}",
-    )
-    for name, cache in (("src", src), ("dst", dst)):
-        found = len(cache.per_device_tensor_addrs)
-        raise_if_false(
-            found == num_devices, f"{name} is on {found} devices (0: deallocated), this process has {num_devices}"
-        )

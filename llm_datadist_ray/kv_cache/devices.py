@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
-from llm_datadist_ray._native import NativeEngine, NativeError
-from llm_datadist_ray.errors import LLMException, raise_if_false
+from llm_datadist_ray._native import NativeEngine
+from llm_datadist_ray.engine_start import Pool, equip
+from llm_datadist_ray.errors import raise_if_false
 from llm_datadist_ray.kv_cache.errors import v1_codes
 from llm_datadist_ray.option_keys import FLOW_GRAPH_MEM_MAX_SIZE, MEMORY_UTILIZATION
 from llm_datadist_ray.options import EngineOptions
@@ -32,14 +33,15 @@ class Devices:
     def start(cls, options: EngineOptions, make_engine: Callable[[int], NativeEngine]) -> Devices:
         """Makes the engine of each device and its pool, then has it listen where ``options`` say: nobody reaches it
         before. What was made is closed again when one of them fails."""
-        size_bytes = pool_bytes(options)
+        is_given = options.kv_pool_bytes is not None
+        source = FLOW_GRAPH_MEM_MAX_SIZE if is_given else f"{FLOW_GRAPH_MEM_MAX_SIZE}, which is not given"
+        pool = Pool(source, Placement.DEVICE, pool_bytes(options), _PAGE_SHIFT, is_lazy=not is_given)
+        addresses = options.listen_addresses or (None,) * len(options.device_ids)
         with ExitStack() as started:
             engines = []
-            for index in range(len(options.device_ids)):
+            for index, address in enumerate(addresses):
                 engine = started.enter_context(make_engine(index))
-                _create_pool(engine, size_bytes, is_given=options.kv_pool_bytes is not None)
-                if options.listen_addresses:
-                    engine.listen(*options.listen_addresses[index])
+                equip(engine, [pool], address)
                 engines.append(engine)
             started.pop_all()
         return cls(engines)
@@ -65,16 +67,6 @@ class Devices:
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
-
-
-def _create_pool(engine: NativeEngine, size_bytes: int, *, is_given: bool) -> None:
-    try:
-        engine.create_pool(
-            placement=Placement.DEVICE, size_bytes=size_bytes, page_shift=_PAGE_SHIFT, is_lazy=not is_given
-        )
-    except NativeError as error:
-        source = FLOW_GRAPH_MEM_MAX_SIZE if is_given else f"{FLOW_GRAPH_MEM_MAX_SIZE}, which is not given"
-        raise LLMException(f"{source}: {error.args[0]}", status_code=error.status_code) from error
 
 
 def pool_bytes(options: EngineOptions) -> int:

@@ -12,8 +12,6 @@ from llm_datadist_ray.errors import LLMException, LLMStatusCode
 _V1_CODES: dict[int, LLMStatusCode] = {
     NativeStatus.TIMEOUT: LLMStatusCode.LLM_WAIT_PROCESS_TIMEOUT,
     NativeStatus.POOL_FULL: LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY,
-    # No more caches fit into the core's table: as with a full pool, clients wait for others to go and try again.
-    NativeStatus.BUSY: LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY,
     NativeStatus.KEY_BOUND: LLMStatusCode.LLM_FAILED,
 }
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llm_datadist_ray._native import Direction, Move, NativeEngine, RemoteBy, TensorSpan, Transfer
-from llm_datadist_ray.cache.layerwise import LayerTarget, LayerwiseJob
+from llm_datadist_ray._native import Move, NativeEngine
+from llm_datadist_ray.cache.layerwise import (
+    TENSORS_PER_LAYER,
+    LayerTarget,
+    LayerwiseJob,
+    check_layers,
+    pushes_to_addresses,
+)
 from llm_datadist_ray.checks import check_isinstance, check_list_uint64, check_uint64
 from llm_datadist_ray.errors import raise_if_false, raise_if_true
 from llm_datadist_ray.kv_cache.arguments import check_device_cache
@@ -16,7 +21,6 @@ from llm_datadist_ray.kv_cache.busy_links import BusyLinks
 from llm_datadist_ray.kv_cache.errors import v1_codes
 from llm_datadist_ray.types import KvCache, LayerSynchronizer, TransferConfig
 
-_TENSORS_PER_LAYER = 2
 _METHOD = "transfer_cache_async"
 
 
@@ -51,26 +55,16 @@ def check_layer_push(
     )
     num_tensors = src_cache.cache_desc.num_tensors
     raise_if_false(
-        num_tensors % _TENSORS_PER_LAYER == 0,
-        f"a layer has {_TENSORS_PER_LAYER} tensors, but src_cache has {num_tensors}",
+        num_tensors % TENSORS_PER_LAYER == 0,
+        f"a layer has {TENSORS_PER_LAYER} tensors, but src_cache has {num_tensors}",
     )
     for index, config in enumerate(transfer_configs):
-        _check_config(f"transfer_configs[{index}]", config, num_tensors // _TENSORS_PER_LAYER, bool(src_block_indices))
-
-
-def _check_config(name: str, config: TransferConfig, num_layers: int, has_blocks: bool) -> None:
-    raise_if_true(
-        has_blocks and config.src_batch_index, f"{name}: src_batch_index should be 0 with blocks, not {config}"
-    )
-    if config.src_layer_range is None:
-        config.src_layer_range = range(num_layers)
-    layers = config.src_layer_range
-    raise_if_false(layers.stop <= num_layers, f"{name}: src_layer_range {layers} is beyond the {num_layers} layers")
-    raise_if_false(
-        len(config.dst_addrs) == _TENSORS_PER_LAYER * len(layers),
-        f"{name}: dst_addrs should have {_TENSORS_PER_LAYER} addresses for each of {len(layers)} layers, but has "
-        f"{len(config.dst_addrs)}",
-    )
+        check_layers(
+            f"transfer_configs[{index}]",
+            config,
+            num_tensors // TENSORS_PER_LAYER,
+            has_src_blocks=bool(src_block_indices),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +83,7 @@ class LayerPush:
     timeout_s: float
 
     def start(self, synchronizer: LayerSynchronizer, configs: Sequence[TransferConfig]) -> LayerwiseJob:
-        num_layers = self.source.cache_desc.num_tensors // _TENSORS_PER_LAYER
+        num_layers = self.source.cache_desc.num_tensors // TENSORS_PER_LAYER
         targets = [self._target(config) for config in configs]
         job = LayerwiseJob(synchronizer, targets, num_layers, f"ldr-layers-{self.source.cache_id}")
         job.start()
@@ -99,22 +93,12 @@ class LayerPush:
         # The caller may change its config later.
         cluster_id, batch_index = config.dst_cluster_id, config.src_batch_index
         layers, addrs = config.src_layer_range, tuple(config.dst_addrs)
-        assert layers is not None  # see _check_config
+        assert layers is not None  # see check_layers
 
         def send(layer: int, position: int) -> None:
             with self.busy_links.use(cluster_id, f"{_METHOD}, layer {layer}"), v1_codes():
-                deadline_s = time.monotonic() + self.timeout_s
-                for index in range(_TENSORS_PER_LAYER):
-                    transfer = Transfer(
-                        direction=Direction.PUSH,
-                        cluster_id=cluster_id,
-                        local_cache_id=self.cache_id,
-                        remote_by=RemoteBy.ADDRESS,
-                        remote_key_id=addrs[_TENSORS_PER_LAYER * position + index],
-                        local_tensors=TensorSpan(_TENSORS_PER_LAYER * layer + index, 1),
-                        timeout_s=max(0.0, deadline_s - time.monotonic()),
-                        **self._move(batch_index),
-                    )
+                fields = {"cluster_id": cluster_id, "local_cache_id": self.cache_id, **self._move(batch_index)}
+                for transfer in pushes_to_addresses(addrs, layer, position, self.timeout_s, fields):
                     self.engine.transfer(transfer)
 
         return LayerTarget(cluster_id, layers, send)

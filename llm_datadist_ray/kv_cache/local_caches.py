@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_datadist_ray._native import CacheKind, NativeEngine, NativeError, NativeKey
+from llm_datadist_ray._native import CacheKind, NativeEngine, NativeError, NativeKey, NativeStatus
 from llm_datadist_ray.errors import LLMException, LLMStatusCode
 from llm_datadist_ray.kv_cache.devices import Devices
 from llm_datadist_ray.kv_cache.errors import v1_codes
@@ -51,9 +51,14 @@ class LocalCaches:
                             keys=keys,
                         )
                     )
-            except NativeError:
+            except NativeError as error:
                 if found:
                     self._give_back([cache_id for cache_id, _ in found])
+                if error.native_status == NativeStatus.BUSY:
+                    # The core's table is full: as with a full pool, clients wait for other caches to go and try again.
+                    raise LLMException(
+                        str(error.args[0]), status_code=LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY
+                    ) from error
                 raise
         cache_id = found[0][0]
         assert all(other == cache_id for other, _ in found)

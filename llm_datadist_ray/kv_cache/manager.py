@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from llm_datadist_ray._native import CacheKind, Direction, Move, NativeEngine, NativeError, NativeKey, Transfer
 from llm_datadist_ray.cache.arguments import check_pull_size, check_shape
+from llm_datadist_ray.cache.local_copies import check_swap, flatten_copy_block_info
 from llm_datadist_ray.cache.remote import check_cache_key, native_blocks_keys, native_key, native_keys, remote_fields
 from llm_datadist_ray.cache.selection import explained, pull_selection
-from llm_datadist_ray.checks import check_int32, check_int64, check_isinstance, check_uint32, check_uint64
+from llm_datadist_ray.checks import check_int32, check_isinstance, check_uint32, check_uint64
 from llm_datadist_ray.errors import LLMException, LLMStatusCode, raise_if_false
 from llm_datadist_ray.kv_cache.arguments import (
     check_block_bytes,
     check_block_lists,
     check_cache_offset,
+    check_copied_blocks,
     check_desc,
     check_device_cache,
     check_kv_cache,
-    check_swap,
-    flatten_copy_block_info,
+    check_num_devices,
 )
 from llm_datadist_ray.kv_cache.busy_links import BusyLinks
 from llm_datadist_ray.kv_cache.devices import Devices
@@ -275,8 +276,7 @@ class KvCacheManager:
         check_uint32("dst_batch_index", dst_batch_index)
         check_uint32("src_batch_index", src_batch_index)
         check_uint64("offset", offset)
-        check_int64("size", size)
-        raise_if_false(size == -1 or size > 0, f"size should be -1 (to the end) or greater than zero, but got {size}")
+        check_pull_size(size)
         check_isinstance("req_id", req_id, int)
         self._devices.each(
             lambda engine: engine.copy_entry(
@@ -294,6 +294,7 @@ class KvCacheManager:
         self._check_initialized("copy_blocks")
         check_device_cache("cache", cache)
         src_blocks, dst_blocks = flatten_copy_block_info(copy_block_info)
+        check_copied_blocks(src_blocks, dst_blocks)
         if src_blocks:
             self._devices.each(
                 lambda engine: engine.copy_blocks(
@@ -305,18 +306,21 @@ class KvCacheManager:
         """Copies block ``s`` of ``src`` to block ``src_to_dst[s]`` of ``dst``, in all tensors: one way, whatever the
         name says, between a host cache (``KvCache.create_cpu_cache``) and a device cache."""
         self._check_initialized("swap_blocks")
-        check_swap(src, dst, src_to_dst, len(self._devices))
+        check_kv_cache("src", src)
+        check_kv_cache("dst", dst)
+        block_bytes = check_swap(("src", "dst"), src, dst, src_to_dst)
+        check_num_devices("src", src, len(self._devices))
+        check_num_devices("dst", dst, len(self._devices))
         if not src_to_dst:
             return
         self._check_unchanged(src if src.cache_desc.placement == Placement.DEVICE else dst)
-        src_desc = src.cache_desc
         addresses = zip(src.per_device_tensor_addrs, dst.per_device_tensor_addrs, strict=True)
         for engine, (src_addrs, dst_addrs) in zip(self._devices.engines, addresses, strict=True):
             try:
                 engine.copy_raw_blocks(
                     src_addresses=src_addrs,
                     dst_addresses=dst_addrs,
-                    block_bytes=src_desc.size // src_desc.batch_size,
+                    block_bytes=block_bytes,
                     src_blocks=list(src_to_dst),
                     dst_blocks=list(src_to_dst.values()),
                 )

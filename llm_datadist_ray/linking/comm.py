@@ -64,10 +64,7 @@ class CommLinks:
         raise_if_true(
             linked, f"switch_role: clusters {linked} are linked, unlink them first", LLMStatusCode.LLM_EXIST_LINK
         )
-        if address is None:
-            self._engine.listen(None)
-        else:
-            self._engine.listen(*address)
+        self._engine.listen(*(address or (None, 0)))
 
     def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
         return self._communicators.link(comm_name, cluster_rank_info, rank_table)

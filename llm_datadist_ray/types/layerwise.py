@@ -13,6 +13,7 @@ from llm_datadist_ray.checks import (
     check_list_uint64,
     check_uint32,
     check_uint64,
+    num_layers,
 )
 from llm_datadist_ray.errors import raise_if_false
 from llm_datadist_ray.types.cache_keys import BlocksCacheKey, CacheKeyByIdAndIndex
@@ -71,11 +72,6 @@ def _check_cache_key(name: str, value: Any) -> None:
     check_isinstance(name, value, (BlocksCacheKey, CacheKeyByIdAndIndex))
 
 
-def num_layers(layers: range | None) -> int:
-    """``len`` of a checked layer range, which itself does not count beyond 63 bits."""
-    return 0 if layers is None else layers.stop - layers.start
-
-
 class TransferWithCacheKeyConfig:
     """One destination of a remote-access layer-wise transfer, by cache key (spec api-types §10.4).
 
@@ -98,6 +94,7 @@ class TransferWithCacheKeyConfig:
         check_isinstance("cache_key", cache_key, (BlocksCacheKey, CacheKeyByIdAndIndex), allow_none=False)
         check_layer_range("src_layer_range", src_layer_range, allow_none=False)
         check_layer_range("dst_layer_range", dst_layer_range, allow_none=False)
+        assert src_layer_range is not None and dst_layer_range is not None  # checked above
         raise_if_false(
             num_layers(src_layer_range) == num_layers(dst_layer_range),
             f"src_layer_range {src_layer_range} and dst_layer_range {dst_layer_range} should have the same length",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llm_datadist_ray import RegisterMemStatus
+from llm_datadist_ray._native import LinkInfo
 from llm_datadist_ray.linking.changes import LinkChange
 from tests.conformance.pair import HOST_IP, End
 from tests.conformance.side import Side
@@ -47,6 +48,14 @@ def ranks_of(*ends: End) -> dict[int, int]:
 def call(side: Side, method: str, *args: Any, **kwargs: Any) -> Any:
     """A method of its LLMDataDist."""
     return getattr(side.dist, method)(*args, **kwargs)
+
+
+def links_when_peers_have_gone(side: Side, timeout_s: float = WAIT_S) -> list[LinkInfo]:
+    """No link at all, once the inbound ones have followed their openers, or what there is when the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while (links := side.dist.link_states()) and time.monotonic() < deadline:
+        time.sleep(0.005)  # inbound links raise no event
+    return links
 
 
 def final_status(side: Side, comm_id: int, timeout_s: float = WAIT_S) -> RegisterMemStatus:

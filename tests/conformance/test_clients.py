@@ -5,6 +5,8 @@ Each one checks the bytes on its sides itself, those that must not change too.
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -111,6 +113,10 @@ class ClientProcess:
     def code(self) -> int | None:
         return self._process.poll()
 
+    def pidfd(self) -> int:
+        """Readable once it has ended; the caller's to close."""
+        return os.pidfd_open(self._process.pid)
+
     @property
     def errors(self) -> str:
         return self._errors_path.read_text()
@@ -123,10 +129,15 @@ class ClientProcess:
 def wait_for_all(processes: list[ClientProcess]) -> None:
     """Until all have ended, the deadline, or a while after the first of them has failed: the others wait for it."""
     deadline = time.monotonic() + _DEADLINE_S
-    while any(process.code is None for process in processes) and time.monotonic() < deadline:
-        if any(process.code for process in processes):
-            deadline = min(deadline, time.monotonic() + _GRACE_S)
-        time.sleep(0.02)
+    with ExitStack() as stack:
+        running = {stack.enter_context(open(process.pidfd(), "rb", buffering=0)): process for process in processes}
+        while running:
+            ended, _, _ = select.select(list(running), [], [], max(0.0, deadline - time.monotonic()))
+            if not ended:
+                return
+            codes = [running.pop(pidfd).code for pidfd in ended]
+            if any(codes):
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
 
 
 def free_ports(count: int) -> list[int]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
-from llm_datadist_ray import Cache, CacheDesc, DataType, LayerSynchronizer, LLMRole, Placement
+import pytest
+
+from llm_datadist_ray import (
+    Cache,
+    CacheDesc,
+    DataType,
+    LayerSynchronizer,
+    LLMException,
+    LLMRole,
+    LLMStatusCode,
+    Placement,
+)
 from llm_datadist_ray._native import NativeError, NativeStatus, Transfer
 from llm_datadist_ray.cache import CacheManager
 from llm_datadist_ray.options import EngineOptions
@@ -113,3 +124,17 @@ def native_error(status: int = NativeStatus.INVALID, text: str = "the native cor
 
 def ready_link(is_ready: bool = True, is_inbound: bool = False) -> Any:
     return SimpleNamespace(is_ready=is_ready, is_inbound=is_inbound)
+
+
+Error = Any
+
+
+def check_raises(error: Error, match: str | None, call: Callable[[], Any]) -> None:
+    """``error`` is an exception class, or the status code of an LLMException."""
+    if isinstance(error, LLMStatusCode):
+        with pytest.raises(LLMException, match=match) as caught:
+            call()
+        assert caught.value.status_code == error
+    else:
+        with pytest.raises(error, match=match):
+            call()

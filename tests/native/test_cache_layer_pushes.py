@@ -105,6 +105,7 @@ def test_checks(args: tuple, error: type[Exception] | str) -> None:
         (by_key(src=range(1, 3)), "inside the 2 layers"),
         (changed(by_key(), dst_layer_range=range(1)), "should be equally long"),
         (changed(by_key(), dst_layer_range=None), TypeError),
+        (changed(by_key(), dst_layer_range=range(2**70)), "should be equally long"),
         (changed(by_key(), cache_key=None), AttributeError),
         (by_key(CacheKeyByIdAndIndex(2, -1)), TypeError),
     ],
@@ -157,7 +158,7 @@ def test_entries_to_addresses() -> None:
 def test_the_two_tensors_of_a_layer_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """8.3: the limit is per layer. Here the first tensor takes all of it, and the next layer has its own."""
     fake, clock = Fake(), [100.0]
-    monkeypatch.setattr("llm_datadist_ray.cache.layer_pushes.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("llm_datadist_ray.cache.layerwise.time", SimpleNamespace(monotonic=lambda: clock[0]))
     found: list[int] = []
 
     def run(transfer: Any) -> None:

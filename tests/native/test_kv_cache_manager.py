@@ -382,3 +382,12 @@ class TestPulls:
             process.manager.pull_cache(BY_ID, cache)
         process.engine.fail.clear()
         process.manager.pull_cache(BY_ID, cache)
+
+
+def test_busy_is_out_of_memory_only_where_memory_is_asked_for() -> None:
+    """Elsewhere the core means other bounds, which waiting for caches to go does not help."""
+    process = FakeProcess(DECODER)
+    target = process.cache()
+    process.engine.fail["transfer"] = NativeStatus.BUSY
+    with raises(FAILED):
+        process.manager.pull_cache(KEY, target)
